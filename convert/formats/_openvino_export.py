@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ from weights.errors import ConvertError, MissingLibrary
 
 if TYPE_CHECKING:
     from torch import nn
+
+NUMBERED = re.compile(r"[A-Z][A-Za-z]*_\d+(\.\d+)?")
+"""How OpenVINO names a node that nobody has named."""
 
 
 def imported() -> Any:
@@ -57,9 +61,12 @@ def write(
             passes: Any = importlib.import_module("openvino.passes")
             manager = passes.Manager()
             manager.register_pass(passes.ConstantFolding())
+            names = _named(model)
+            _rename(model, {})
             manager.run_passes(model)
             _free_batch(model)
             model.reshape([-1, *sizes[1:]])
+            _rename(model, names)
             for key in sorted(metadata):
                 model.set_rt_info(metadata[key], ["kernelzoo", key])
             openvino.serialize(model, path, path.with_suffix(".bin"))
@@ -81,3 +88,27 @@ def _free_batch(model: Any) -> None:
             node.input(1).replace_source_output(operators.constant(sizes).output(0))
             node.set_attribute("special_zero", True)
     model.validate_nodes_and_infer_types()
+
+
+def _named(model: Any) -> dict[str, str]:
+    """Say what the weights of grouped convolutions are called, which lie behind a reshape that is about to be folded into them."""
+    found: dict[str, str] = {}
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "GroupConvolution":
+            weight = node.input_value(1).get_node()
+            while weight.get_type_name() != "Constant" and weight.get_input_size():
+                weight = weight.input_value(0).get_node()
+            found[node.get_friendly_name()] = weight.get_friendly_name()
+    return found
+
+
+def _rename(model: Any, names: Mapping[str, str]) -> None:
+    """Give back the weights' names, and number what OpenVINO has named by how many nodes its process had made before."""
+    for number, node in enumerate(model.get_ordered_ops()):
+        name, notes = node.get_friendly_name(), node.get_rt_info()
+        for key in [key for key in dict(notes.items()) if str(key).startswith("fused_names")]:
+            del notes[key]  # of which nodes it was made, by those numbers
+        if name in names:
+            node.input_value(1).get_node().set_friendly_name(names[name])
+        if NUMBERED.fullmatch(name):
+            node.set_friendly_name(f"{node.get_type_name()}_{number}")

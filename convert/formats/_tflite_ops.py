@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class Said(Transcript):
     """TFLite's operators as they are said, each with its constants at the moment it needs them."""
 
     def __init__(self, model: Model) -> None:
-        super().__init__(channels_last=True)
+        super().__init__(channels_last=not _turned_first(model))
         self.names: dict[str, str] = {}
         self.layers: set[str] = set()
         roots = {
@@ -85,6 +86,15 @@ def said(model: Model) -> Transcript:
     return out
 
 
+def _turned_first(model: Model) -> bool:
+    """Tell whether the images come with their channels first, as networks of PyTorch's do: then they are turned at once."""
+    for operator in model.operators:
+        if operator.code == 39 and len(operator.inputs) > 1 and operator.inputs[0] in model.inputs:
+            order = operator.inputs[1].held if operator.inputs[1] is not None else None
+            return order is not None and order.shape == (4,) and order.array().tolist() == [0, 2, 3, 1]
+    return False
+
+
 def _number(options: Table | None, field: int, kind: str = "b", default: int = 0) -> int:
     return options.number(field, kind, default) if options is not None else default
 
@@ -98,7 +108,7 @@ def _activation(kind: int, out: Said, value: str, output: str, name: str = "") -
     return True
 
 
-def plain(op: str, out: Said, operator: Operator, **attrs: float) -> bool:
+def plain(op: str, out: Said, operator: Operator, **attrs: Any) -> bool:
     out.add(op, [out.value(operator.inputs[0])], operator.outputs[0].name, name=operator.outputs[0].name, **attrs)
     return True
 
@@ -229,7 +239,7 @@ def mean(op: str, out: Said, operator: Operator) -> bool:
     axes = out.held(out.value(operator.inputs[1])) if len(operator.inputs) > 1 else None
     if axes is None:
         return False
-    how = {"axes": [int(n) for n in axes.reshape(-1)], "keepdims": _number(operator.options, 0, "?")}
+    how: dict[str, Any] = {"axes": [int(n) for n in axes.reshape(-1)], "keepdims": _number(operator.options, 0, "?")}
     out.add(op, [out.value(operator.inputs[0])], operator.outputs[0].name, name=operator.outputs[0].name, **how)
     return True
 
@@ -348,7 +358,7 @@ def lrn(out: Said, operator: Operator) -> bool:
     if options is None or not 0 <= (radius := options.number(0, "i")) < 10_000:
         return False
     size = 2 * radius + 1
-    how = {"size": size, "bias": options.real(1), "alpha": options.real(2) * size, "beta": options.real(3)}
+    how: dict[str, Any] = {"size": size, "bias": options.real(1), "alpha": options.real(2) * size, "beta": options.real(3)}
     value = out.on_maps("LRN", out.value(operator.inputs[0]), name=operator.outputs[0].name, **how)
     return out.add("Identity", [value], operator.outputs[0].name) != ""
 

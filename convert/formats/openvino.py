@@ -91,7 +91,8 @@ def export(
 ) -> float | None:
     """Write a network as an IR, `path` and the .bin beside it, in float32.
 
-    The constants have the names of the state dict, and each BatchNorm stays one, so that `read` gives every bit back. The batch is
+    The constants have the names of the state dict, and each BatchNorm stays one, so that `read` gives every bit back. The same network
+    gives the same bytes. The batch is
     free; height and width are those of `input_shape`.
 
     Args:
