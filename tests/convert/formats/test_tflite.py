@@ -220,6 +220,16 @@ def test_every_operator_computes_what_it_does_at_home(case: str, tmp_path: Path)
         compared(tmp_path, m.bytes(y))
 
 
+def test_images_whose_channels_come_first_are_told_by_the_transpose_behind_them(tmp_path: Path) -> None:
+    m = Making(1, 3, 8, 8)
+    turned = m.add("TRANSPOSE", [m.x, m.constant("order", [0, 2, 3, 1], "int32")], 1, 8, 8, 3, of="TransposeOptions")
+    held = m.bytes(m.add("MEAN", [conv(m, turned), m.constant("a", [1, 2], "int32")], 1, 4, of="ReducerOptions"))
+    (tmp_path / "x.tflite").write_bytes(held)
+    source, images = formats.read(tmp_path / "x.tflite"), draw(2, 3, 8, 8, seed=7)
+    (value,) = execute.run(source, images).values()
+    assert np.abs(value - at_home(held, images)).max() < 1e-5
+
+
 def test_what_onnx_has_no_word_for_keeps_its_place_and_is_not_executed(tmp_path: Path) -> None:
     m = Making(1, 8, 8, 3)
     y = m.add("SPACE_TO_DEPTH", [conv(m, m.x)], 1, 4, 4, 16, of="SpaceToDepthOptions", blockSize=2)
