@@ -17,6 +17,7 @@ import numpy as np
 
 from convert import _guard
 from convert.formats import _onnx_graph, _onnx_ops
+from convert.formats._onnx_pixels import preparation
 from convert.formats._onnx_proto import MAX_NODES, Model, Operator
 from convert.graph import Graph
 from convert.source import Source, Stored, in_memory
@@ -134,7 +135,7 @@ class Transcript:
         facts: Mapping[str, str] | None = None,
         notes: Sequence[str] = (),
         close: Callable[[], None] = lambda: None,
-        preprocessing: Callable[[Graph | None], dict[str, Any]] = lambda _: {},
+        preprocessing: Callable[[Graph | None], dict[str, Any]] = preparation,
     ) -> Source:
         """Build the graph and its tensors, check them, and describe the file.
 

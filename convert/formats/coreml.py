@@ -11,6 +11,7 @@ from typing import Any
 from convert import _guard
 from convert.formats import _coreml_ops, _coreml_program
 from convert.formats._mapped import Maps
+from convert.formats._onnx_pixels import preparation
 from convert.formats._wire import Budget, message, one, schema, varint
 from convert.graph import Graph
 from convert.source import Source
@@ -94,9 +95,10 @@ def _inside(folder: Path) -> Path | None:
 
 
 def _preprocessing(graph: Graph | None, described: dict[str, Any]) -> dict[str, Any]:
-    """Say in which order the image's channels are, and that their values go to 255."""
+    """Say what is done to an image, in which order its channels are, and that their values go to 255."""
     kinds = [kind for feature in described.get("inputs", []) for kind in feature.get("types", [])]
     spaces = [SPACES.get(one(image, "space", 0)) for kind in kinds for image in kind.get("images", [])]
+    told = preparation(graph)
     if graph is None or not spaces or spaces[0] in (None, "gray"):
-        return {}
-    return {"channel_order": spaces[0], "range": "0..255"}
+        return told
+    return {**told, "channel_order": spaces[0], "range": "0..255"}

@@ -47,7 +47,10 @@ def test_a_network_with_what_is_done_to_its_image(half: bool, tmp_path: Path) ->
     x = F.avg_pool2d(F.conv2d(F.pad(x, (2, 1, 1, 0)), wide(tensor(4, 1, 3, 3)), groups=4), 2)
     expected = F.linear(x.permute(0, 2, 3, 1).flatten(1), tensor(5, 8), tensor(5)).softmax(1).numpy()
     assert np.abs(executed(source, images) - expected).max() < 1e-8
-    assert (source.flatten, dict(source.preprocessing)) == ("hwc", {"channel_order": "rgb", "range": "0..255"})
+    told = dict(source.preprocessing)
+    assert (source.flatten, told["channel_order"], told["range"]) == ("hwc", "rgb", "0..255")
+    assert told["mean"] == pytest.approx((0.55, 0.5, 0.45))
+    assert told["std"] == pytest.approx((0.5, 0.5, 0.5))
     assert source.facts == {"about": "a test", "author": "maker"}
     assert list(source.tensors)[:2] == ["stem.weight", "stem.bias"]
     assert source.tensors["dw.weight"].dtype == (np.float16 if half else np.float32)
