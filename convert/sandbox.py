@@ -68,7 +68,7 @@ MAX_TOLD_BYTES = 128 * 2**20
 """Of a description: a hundred thousand tensors with their steps need half."""
 TOLD_BYTES, TOLD_OF_A_BYTE = 4 * 2**20, 64
 """What is told of a small file at most, and more for each of its bytes: parsed, words take thirty times their room."""
-COMPANIONS = ("caffe", "darknet", "deepcompression", "onnx", "tensorflow")
+COMPANIONS = ("caffe", "coreml", "darknet", "deepcompression", "mxnet", "ncnn", "onnx", "openvino", "paddle", "tensorflow")
 """Formats whose files lie beside one another: their readers may read the folder."""
 MOST_COMPANIONS = 1000
 """Files of a folder that are weighed before it is read: it may be somebody's home."""

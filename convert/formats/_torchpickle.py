@@ -82,18 +82,21 @@ class Odd:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file: what its pickle holds, and where a storage's bytes are."""
+    """A file: what its pickle holds, where a storage's bytes are, and whether it is a program of TorchScript's."""
 
     content: Any
     bytes_of: Callable[[Storage], memoryview]
     big_endian: bool = False
     strange: str = ""
     """The first thing that it names and no file of tensors needs: the class of a module that was saved whole, or something worse."""
+    program: bool = False
+    """Whether it is a program of TorchScript's."""
 
 
 class _Torchs(Machine):
     """The machine of pickles, for those of torch.save."""
 
+    allowed: ClassVar[re.Pattern[str]] = ALLOWED
     operations = 5_000_000
     more: ClassVar[dict[int, Callable[[Any], Any]]] = {ord("Q"): lambda machine: machine.push(machine.storage(machine.pop()))}
 
@@ -101,7 +104,7 @@ class _Torchs(Machine):
         whole = f"{module if isinstance(module, str) else bytes(module).decode('latin-1')}."
         whole += attribute if isinstance(attribute, str) else bytes(attribute).decode("latin-1")
         found = Name(*whole.rpartition(".")[::2])
-        if not ALLOWED.fullmatch(whole):
+        if not self.allowed.fullmatch(whole):
             self.strange[whole] = None
         return found
 
@@ -185,6 +188,12 @@ def unsafe(path: Path, what: str) -> UnsafeFormat:
     )
 
 
+class _Programs(_Torchs):
+    """The same for those of torch.jit.save, which name the program's own classes: each is a record of what it holds, and nothing else."""
+
+    allowed = re.compile(ALLOWED.pattern + r"|__torch__\.[\w.]+|torch\.jit\._pickle\.\w+")
+
+
 def opened(data: memoryview, path: Path) -> Opened:
     """Read a file's pickle.
 
@@ -263,8 +272,9 @@ def _archive(data: memoryview, path: Path) -> Opened:
         found = members.get(f"{folder}data/{storage.key}")
         return _part(found if found is not None else memoryview(b""), storage, path)
 
-    machine = _Torchs(members[names[0]], path)
-    return Opened(_run(machine), bytes_of, order == b"big", next(iter(machine.strange), ""))
+    program = f"{folder}constants.pkl" in members
+    machine = (_Programs if program else _Torchs)(members[names[0]], path)
+    return Opened(_run(machine), bytes_of, order == b"big", next(iter(machine.strange), ""), program)
 
 
 def _part(whole: memoryview, storage: Storage, path: Path) -> memoryview:
@@ -282,8 +292,8 @@ def _members(data: memoryview, path: Path) -> dict[str, memoryview]:
         raise LimitExceeded(f"{path}: {error}") from error
     except MalformedFile as error:
         raise _damaged(path, str(error)) from error
-    if any(info.filename.endswith("/constants.pkl") for info in listed):
-        raise UnsupportedFormat(f"{path} is a TorchScript program, not weights; save the state_dict of the module that it holds")
+    if any(info.filename.endswith("/constants.pkl") for info in listed):  # TorchScript compresses its code, which nobody reads here
+        listed = [info for info in listed if not re.match(r"[^/]*/(code|extra)/", info.filename)]
     unpacked = sum(info.file_size for info in listed)
     if unpacked > len(data):
         raise LimitExceeded(f"{path} has {len(data)} bytes and would unpack to {unpacked}: PyTorch does not compress tensors")

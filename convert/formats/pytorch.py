@@ -1,13 +1,15 @@
-"""PyTorch's own files, .pth .pt .th .tar .bin: zip archives or, before 1.6, streams; both describe tensors by a pickle.
+"""PyTorch's own files, .pth .pt .th .tar .bin, and TorchScript's: zip archives or, before 1.6, streams; a pickle describes the tensors.
 
-The pickle is read as data, see `convert.formats._torchpickle`; torch is not needed for it. Of a module that was saved whole the tensors are
-read and nothing else; any other file that needs more than tensors could run code and is refused.
+The pickle is read as data, see `convert.formats._torchpickle`; torch is not needed for it. Of a module that was saved whole and of a
+TorchScript program, .pt or .ts, the tensors are read and nothing else; any other file that needs more than tensors could run code and is
+refused.
 """
 
 from __future__ import annotations
 
 import logging
 import mmap
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert._guard import MAX_TENSORS
 from convert.core import strip_wrappers
+from convert.formats import _script
 from convert.formats._picklearrays import Call
 from convert.formats._torch import numpy_dtype
 from convert.formats._torchpickle import STREAM, Described, Odd, Opened, array, extent, opened, unsafe
@@ -42,14 +45,20 @@ WRITES = True
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """Tell a PyTorch file: an archive that holds data.pkl, a stream that begins with torch's magic number, or a bare pickle of it."""
+    """Tell a PyTorch file: an archive that holds data.pkl, a stream that begins with torch's magic number, or a bare pickle of it.
+
+    A program of TorchScript's begins with the first of its tensors, its code, or what its code needs.
+    """
     if head.startswith(STREAM):
         return True
     if not head.startswith(b"PK\3\4"):
         return head[257:262] == b"ustar" and path.name.endswith(SUFFIXES)
     name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
-    return name.endswith((b"/data.pkl", b"/.format_version", b"/.storage_alignment", b"/byteorder", b"/version")) or path.name.endswith(
-        SUFFIXES
+    program = re.fullmatch(rb"[^/]+/(data/\d+|constants(\.pkl|/\d+)|code/.+)", name) is not None
+    return (
+        program
+        or name.endswith((b"/data.pkl", b"/.format_version", b"/.storage_alignment", b"/byteorder", b"/version"))
+        or path.name.endswith(SUFFIXES)
     )
 
 
@@ -57,7 +66,7 @@ def read(path: Path, data: Buffer | None = None) -> Source:
     """Open a PyTorch file, on the CPU, without running any code of it; tensors are read one by one.
 
     Looks for the state dict under the keys of `NESTED`, takes away the prefixes of DataParallel and torch.compile, and drops what is
-    no tensor.
+    no tensor. Of a program of TorchScript's the tensors that its modules hold are read.
 
     Args:
         path: the file.
@@ -65,7 +74,7 @@ def read(path: Path, data: Buffer | None = None) -> Source:
 
     Raises:
         UnsafeFormat: the file needs a class or function that could do anything; the message names it.
-        UnsupportedFormat: TorchScript, or sparse, quantised or meta tensors.
+        UnsupportedFormat: sparse, quantised or meta tensors.
         LimitExceeded: it asks for far more memory than the file has bytes.
         MalformedFile: it is cut short, damaged, or holds no tensors.
         OSError: it can't be opened.
@@ -74,9 +83,15 @@ def read(path: Path, data: Buffer | None = None) -> Source:
     view = _mapped(path) if data is None else memoryview(data).cast("B")
     found = opened(view, path)
     try:
-        tensors = strip_wrappers(dict(_checked(_state_dict(found, path), found, len(view), path)))
+        if found.program and found.strange:
+            raise unsafe(path, found.strange)
+        held = _script.tensors(found.content, path) if found.program else _state_dict(found, path)
+        tensors = strip_wrappers(dict(_checked(held, found, len(view), path)))
     except RecursionError as error:
         raise LimitExceeded(f"{path} nests deeper than any network does") from error
+    if found.program:
+        notes = ["the code of the program was neither read nor run"]
+        return Source(path, "pytorch", "TorchScript", tensors, facts={"program": _script.program(found.content)}, notes=notes)
     return Source(path, "pytorch", "PyTorch", tensors)
 
 

@@ -18,7 +18,7 @@ from convert.names._keras_order import ORDERS
 from convert.names._keras_order import align as align
 from convert.names._stages import plain_resnet, stages
 
-FORMATS = ("keras", "tensorflow", "onnx")
+FORMATS = ("keras", "tensorflow", "graphdef", "onnx")
 BY_NAME = ("npz",)
 
 IGNORED = ("normalization.", "normalization_", "rescaling")

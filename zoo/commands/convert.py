@@ -125,7 +125,7 @@ def convert(
     ] = False,
     headless: Annotated[bool, typer.Option("--headless", help="IN may lack the classifier; OUT then lacks it too.")] = False,
     preprocessing_inside: Annotated[
-        bool, typer.Option("--preprocessing-inside", help="An ONNX OUT takes uint8 RGB pixels and normalises them itself.")
+        bool, typer.Option("--preprocessing-inside", help="An ONNX or OpenVINO OUT takes uint8 RGB pixels and normalises them itself.")
     ] = False,
     option: BuildOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace OUT if it is there.")] = False,

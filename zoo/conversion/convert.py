@@ -132,7 +132,9 @@ def convert(
     if writer is safetensors:
         correlation_only(written_as, "PyTorch, which reads safetensors,")
     if preprocessing_inside and not getattr(writer, "EXPORTS", False):
-        raise ConvertError(f"{destination.name} holds weights and no computation; only ONNX takes the preprocessing inside")
+        raise ConvertError(
+            f"{destination.name} holds weights and no computation; only ONNX and OpenVINO's IR take the preprocessing inside"
+        )
     sidecars = getattr(writer, "SIDECARS", ())
     if taken := [path for path in map(destination.with_suffix, sidecars) if path.exists() and not replace]:
         raise FileExistsError(

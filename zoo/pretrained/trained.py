@@ -146,8 +146,7 @@ def trained(
         asked = {"classes": wanted, "output_stride": output_stride, "in_channels": in_channels}
         _only_classifiers(cls, asked | {"kernel_convention": told[0], "spatial": told[1], "match": match or None})
         how = {"verify": verify, "progress": progress, "frozen": frozen}
-        other = trained_other(cls, weights, num_classes=num_classes, weights_of=weights_of, options=options, **how)
-        return other
+        return trained_other(cls, weights, num_classes=num_classes, weights_of=weights_of, options=options, **how)
     record, tensors = find(cls, weights, verify, progress, frozen, (*told, match), num_classes is not None, options, weights_of)
     network, state = _build(cls, record, tensors, options)
     fresh = num_classes is not None and _without_head(network, state)

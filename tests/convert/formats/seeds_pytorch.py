@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -18,4 +19,7 @@ def seeds(folder: Path) -> list[Path]:
     torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, made[2])
     torch.save(network, made[3])  # a module saved whole, which names its classes
     torch.save({"model": network}, made[4], _use_new_zipfile_serialization=False)
-    return made
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is being retired, and says so
+        torch.jit.save(torch.jit.script(network.eval()), str(folder / "program.ts"))
+    return [*made, folder / "program.ts"]
