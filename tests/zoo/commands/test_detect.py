@@ -89,7 +89,7 @@ def test_what_cannot_be_used_is_told_and_spoils_no_other(files: Path, capsys: py
         ([], "name a detector, or describe one of your own", 2),
         (["--cfg", "none.cfg", "-w", "none.weights"], "none.cfg", 3),
         (["--picture", "found.svg"], "a picture ends in", 2),
-        (["--threshold", "2"], "less than or equal to 1", 2),
+        (["--threshold", "2"], "--threshold", 2),
     ],
 )
 def test_mistakes_are_told_in_the_commands_words(

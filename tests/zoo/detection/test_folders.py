@@ -44,7 +44,8 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_killed_three_times_it_writes_the_same_bytes(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long
+def test_killed_three_times_it_writes_the_same_bytes(photos: Path, tmp_path: Path) -> None:
     """200 photographs in four parts; the run is killed once during each of the first three."""
     cfg = str(tmp_path / "net.cfg")
     environment = os.environ | {"PYTHONPATH": str(Path(folders.__file__).parents[2])}
