@@ -7,10 +7,12 @@ Keras, which has layers that load other files.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import logging
 import re
 import warnings
 import zipfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from weights.documents import read_json
 
 log = logging.getLogger("convert")
 
-LIBRARIES = {"onnx": "onnxruntime", "keras": "keras"}
+LIBRARIES = {"onnx": "onnxruntime", "keras": "keras", "openvino": "openvino", "tflite": "ai_edge_litert"}
 """By format: what runs its files."""
 DETECTORS = {"darknet": "cv2"}
 """By format: what runs its detectors, whose outputs are maps."""
@@ -50,17 +52,46 @@ _VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__tuple__", "__slice_
 def prepare(format: str) -> None:
     """Import what runs files of a format."""
     importlib.import_module({**LIBRARIES, **DETECTORS}[format])
+    if format == "tflite":
+        importlib.import_module("ai_edge_litert.interpreter")
+    if format == "openvino":  # which loads what computes when the first network is made ready
+        _openvino_core()
+
+
+@cache
+def _openvino_core() -> Any:
+    """Start OpenVINO in one thread and float32, with what reads an IR and what computes on this processor."""
+    openvino: Any = importlib.import_module("openvino")
+    core = openvino.Core()
+    core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1})
+    core.compile_model(core.read_model(_NOTHING.encode(), b""), "CPU")(np.zeros(1, np.float32))
+    return core
+
+
+_PORT = '<port id="0" precision="FP32"><dim>1</dim></port>'
+_NOTHING = f"""<?xml version="1.0"?><net name="nothing" version="11"><layers>
+<layer id="0" name="x" type="Parameter" version="opset1"><data shape="1" element_type="f32"/><output>{_PORT}</output></layer>
+<layer id="1" name="y" type="ReLU" version="opset1"><input>{_PORT}</input><output>{_PORT.replace('id="0"', 'id="1"')}</output></layer>
+<layer id="2" name="z" type="Result" version="opset1"><input>{_PORT}</input></layer></layers>
+<edges><edge from-layer="0" from-port="0" to-layer="1" to-port="0"/>
+<edge from-layer="1" from-port="1" to-layer="2" to-port="0"/></edges></net>"""
+"""A network that computes nothing much, so that OpenVINO loads its parts while it still may."""
 
 
 def run(path: Path, format: str, images: np.ndarray, *, last: bool) -> tuple[np.ndarray, str] | str:
-    """Compute a file's outputs, (B, classes), of images (B, C, H, W); with whom did it, "onnxruntime 1.31.1", or why there are none."""
+    """Compute a file's outputs, one row each, of images (B, C, H, W); with whom did it, "onnxruntime 1.31.1", or why there are none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # theirs are about their own future
-            return {"onnx": _onnx, "keras": _keras, "darknet": _darknet}[format](path, np.ascontiguousarray(images, np.float32), last)
+            ran = {"onnx": _onnx, "keras": _keras, "openvino": _openvino, "tflite": _tflite, "darknet": _darknet}[format]
+            return ran(path, np.ascontiguousarray(images, np.float32), last)
     except Exception as error:  # a framework refuses a file in any way whatever; that is no fault of the conversion
         log.debug("%s could not be run at home", path, exc_info=True)
-        return f"its framework refuses it: {str(error).strip().splitlines()[0][:MAX_WORDS] if str(error).strip() else type(error).__name__}"
+        said = str(error).strip().splitlines()
+        words = (
+            (said[-1] if said[0].startswith("Exception from") else said[0]) if said else type(error).__name__
+        )  # not where in its sources
+        return f"its framework refuses it: {words[:MAX_WORDS]}"
 
 
 def _onnx(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
@@ -74,7 +105,7 @@ def _onnx(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
     one_by_one = isinstance(wanted.shape[0], int) and wanted.shape[0] == 1
     batches = [images[i : i + 1] for i in range(len(images))] if one_by_one else [images]
     made = [session.run(None, {wanted.name: batch if fits else batch.transpose(0, 2, 3, 1)})[0] for batch in batches]
-    return np.concatenate(made).reshape(len(images), -1), f"onnxruntime {onnxruntime.__version__}"
+    return _row_each(np.concatenate(made), last=not fits), f"onnxruntime {onnxruntime.__version__}"
 
 
 def _darknet(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
@@ -92,14 +123,48 @@ def _darknet(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, st
     return np.stack(made), f"OpenCV {cv2.__version__}"
 
 
+def _openvino(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
+    openvino: Any = importlib.import_module("openvino")
+    core, weights = _openvino_core(), path.with_suffix(".bin")
+    net = core.read_model(path.with_suffix(".xml").read_bytes(), weights.read_bytes() if weights.is_file() else b"")
+    model = core.compile_model(net, "CPU")
+    shape = model.input(0).get_partial_shape()
+    whole = shape[0].is_dynamic or shape[0].get_length() == len(images)
+    batches = [images] if whole else [images[i : i + 1] for i in range(len(images))]
+    made = [next(iter(model(batch.transpose(0, 2, 3, 1) if last else batch).values())) for batch in batches]
+    return np.concatenate(made).reshape(len(images), -1), f"openvino {openvino.__version__.split('-')[0]}"
+
+
+def _tflite(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:
+    module: Any = importlib.import_module("ai_edge_litert.interpreter")
+    plain = module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = module.Interpreter(model_content=path.read_bytes(), num_threads=1, experimental_op_resolver_type=plain)
+    interpreter.allocate_tensors()
+    (given, *_), (gives, *_) = interpreter.get_input_details(), interpreter.get_output_details()
+    if given["dtype"] != np.float32 or gives["dtype"] != np.float32:
+        return "its images or outputs are whole numbers, which it rounds"
+    made: list[np.ndarray] = []
+    for image in images:
+        interpreter.set_tensor(given["index"], (image.transpose(1, 2, 0) if last else image)[None])
+        interpreter.invoke()
+        made.append(interpreter.get_tensor(gives["index"]).copy())
+    return np.concatenate(made).reshape(len(images), -1), f"LiteRT {importlib.metadata.version('ai-edge-litert')}"
+
+
 def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:
     if strange := _strange(path):
         return f"its configuration names {strange}, which is not run"
     keras: Any = importlib.import_module("keras")
     model = keras.models.load_model(path, compile=False, safe_mode=True)
     made = model(images.transpose(0, 2, 3, 1) if last else images, training=False)
-    outputs = np.asarray(keras.ops.convert_to_numpy(made)).reshape(len(images), -1)
+    outputs = _row_each(np.asarray(keras.ops.convert_to_numpy(made)), last)
     return outputs, f"keras {keras.__version__}, {keras.backend.backend()}"
+
+
+def _row_each(outputs: np.ndarray, last: bool) -> np.ndarray:
+    """Lay a network's outputs out as one row an image; maps with the channels first, as ours has them."""
+    maps = outputs.transpose(0, 3, 1, 2) if last and outputs.ndim == 4 else outputs
+    return maps.reshape(len(outputs), -1)
 
 
 def _strange(path: Path) -> str:

@@ -30,7 +30,7 @@ from weights.errors import ConvertError, LimitExceeded
 
 SLICE = 1 << 24
 MAX_WORDS = 4000
-THREADED = ("flax", "keras")
+THREADED = ("flax", "keras", "openvino")
 """Formats some of whose libraries need threads."""
 THREADS, THREADS_OF_A_CORE = 64, 4
 IMPORTED = {"flax": ("tensorstore",)}
@@ -92,7 +92,8 @@ def _end_with_who_asks() -> None:
 
 def _threads(asked: dict[str, Any]) -> int:
     """Say how many threads a file's libraries may start: TensorStore's, JAX's and TensorFlow's; the others are told to do with one."""
-    some = os.environ.get("KERAS_BACKEND") != "torch" if asked["runs"] else Path(asked["path"]).is_dir()
+    runs = asked["format"] == "openvino" or os.environ.get("KERAS_BACKEND") != "torch"
+    some = runs if asked["runs"] else asked["format"] != "openvino" and Path(asked["path"]).is_dir()
     return THREADS + THREADS_OF_A_CORE * (os.cpu_count() or 1) if some and asked["format"] in THREADED else 0
 
 

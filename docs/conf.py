@@ -35,14 +35,15 @@ CONTENTS = {
         "embed",
         "finetune",
         "convert",
+        "own-network",
         "gpu",
         "training",
         "airgap",
         "adding",
     ],
-    "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead"],
+    "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead", "from-torch-jl"],
     "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
-    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes"],
+    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes", "notes/any-network"],
 }
 """The pages under the headings of the navigation. A page that is missing here is a warning, and so an error."""
 

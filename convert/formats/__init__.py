@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from convert.formats import _magic
 from convert.source import Source
 from weights.errors import ConvertError, UnsupportedFormat
 
@@ -53,9 +54,12 @@ def sniff(path: Path) -> str:
             return name
     if path.is_file() and not head:
         raise UnsupportedFormat(f"{path} is no weight file: it is empty; fetch it again")
+    if known := _magic.named(path, head):
+        raise UnsupportedFormat(f"{path} is no weight file that a reader here knows. It is {known}.")
     if path.is_dir():
         raise UnsupportedFormat(
-            f"{path} is no weight file: it is a folder, and none that a reader here knows (TensorFlow's, Orbax's); name the file in it"
+            f"{path} is no weight file: it is a folder, and none that a reader here knows (TensorFlow's, Orbax's, Core ML's); "
+            "name the file in it"
         )
     shown = head[:16].hex(" ")
     raise UnsupportedFormat(f"{path} is no weight file that a reader here knows; it begins with {shown}. Formats: {', '.join(formats())}")

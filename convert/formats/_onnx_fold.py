@@ -260,6 +260,8 @@ def _arithmetic(op: str, a: int | None, b: int | None) -> int | None:
 
 
 def _broadcasts(op: str, arrays: Sequence[np.ndarray]) -> bool:
+    if op == "Gather":
+        return math.prod(array.size for array in arrays) <= SMALL
     if op in ("Concat", "Slice", "ConstantOfShape"):
         return sum(array.size for array in arrays) <= SMALL
     return math.prod(np.broadcast_shapes(*(array.shape for array in arrays))) <= SMALL
@@ -295,6 +297,7 @@ ARITHMETIC: dict[str, Callable[[Operator, Sequence[np.ndarray]], Any]] = {
     "Sqrt": lambda _, a: np.sqrt(a[0]),
     "Reciprocal": lambda _, a: 1 / a[0],
     "Concat": lambda node, a: np.concatenate(a, axis=node.attrs.get("axis", 0)),
+    "Gather": lambda node, a: np.take(a[0], a[1], axis=node.attrs.get("axis", 0)),
     "ConstantOfShape": _filled,
     "Slice": _cut,
 }

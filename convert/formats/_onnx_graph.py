@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +80,7 @@ class Builder:
     def build(self, handlers: Mapping[str, Callable[[Builder, Operator], bool]]) -> Graph | None:
         """Build the graph; None where the file has no operators."""
         for name, shape in self.model.inputs.items():
-            last = self._channels_last(name)
+            last = self.model.channels_last or self._channels_last(name)
             layout = ("nhwc" if last else "nchw") if len(shape) in (0, 4) else "flat" if len(shape) == 2 else ""
             self.values[name] = Value(
                 self.emit(name, "input", (), {"layout": "nhwc" if last else "nchw", "shape": shape[1:] or None}), shape or None, layout
@@ -138,7 +139,8 @@ class Builder:
         if "weight" in roots and roots["weight"] in self.used and len(self.constants.stored[roles["weight"]].shape) > 1:
             return None
         name = (
-            next((root.removesuffix(f".{leaf}") for leaf, root in roots.items() if root.endswith(f".{leaf}")), "")
+            operator.module
+            or next((root.removesuffix(f".{leaf}") for leaf, root in roots.items() if root.endswith(f".{leaf}")), "")
             or next((found[1] for root in roots.values() if (found := KERAS.match(root) or TF2ONNX.match(root))), "")
             or scope(operator)
             or (scope(also) if also is not None else "")
@@ -160,7 +162,7 @@ class Builder:
         if kind == "linear":
             stored = stored.then(*from_layout("linear", letters, stored.shape))
         if leaf != "weight" or not letters:
-            stored = stored if len(stored.shape) == 1 else stored.reshape(-1)
+            stored = stored if len(stored.shape) == 1 else stored.reshape(math.prod(stored.shape))
         convention = "correlation" if leaf == "weight" and kind in ("conv", "transposed") else None
         self.tensors[f"{module}.{leaf}"] = replace(stored, convention=convention)
         return "".join(raw)

@@ -12,8 +12,13 @@ from convert.formats._onnx_windows import pads_of, pair_of, per_channel, side, s
 
 
 def _bias_behind(b: Builder, operator: Operator, x: Value, width: int) -> tuple[Operator, str] | None:
-    """Find the Add that gives a layer its bias, if it is the layer's only reader: it, and the bias's name."""
+    """Find the Add that gives a layer its bias, if it is the layer's only reader: it, and the bias's name.
+
+    A transpose may lie between, where converters have put a layer's channels first for this layer alone.
+    """
     reader = b.only_reader(operator)
+    if reader is not None and reader.op == "Transpose" and x.layout == "nchw" and list(reader.attrs.get("perm") or ()) == [0, 2, 3, 1]:
+        operator, x, reader = reader, Value("", x.shape, "nhwc"), b.only_reader(reader)
     if reader is None or reader.op != "Add" or len(reader.inputs) != 2:
         return None
     name = reader.inputs[0] if reader.inputs[1] == operator.outputs[0] else reader.inputs[1]
@@ -54,7 +59,7 @@ def conv(b: Builder, operator: Operator) -> bool:
     shape: Dims | None
     if transposed:
         more = tuple(operator.attrs.get("output_padding") or (0, 0))
-        attrs["output_padding"], shape = more, None
+        attrs["output_padding"], shape = more, ((x.shape or (None,))[0], width, None, None)
         if not isinstance(pads, str) and x.shape is not None:
             reach = [(kernel[a] - 1) * dilation[a] + 1 - pads[a] - pads[a + 2] + more[a] for a in (0, 1)]
             sizes = [None if n is None else (n - 1) * stride[a] + reach[a] for a, n in enumerate(x.shape[2:])]
@@ -64,7 +69,9 @@ def conv(b: Builder, operator: Operator) -> bool:
     node = b.emit(module, "transposed" if transposed else "conv", [x], attrs)
     if also is not None:
         b.done.add(id(also))
-        b.gives(also, Value(node, shape, "nchw"))
+        straight = operator.outputs[0] in also.inputs
+        turned = (shape[0], *shape[2:], shape[1])
+        b.gives(also, Value(node, shape, "nchw") if straight else Value(node, turned, "nhwc"))
     return b.gives(operator, Value(node, shape, "nchw"))
 
 

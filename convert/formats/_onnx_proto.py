@@ -47,7 +47,7 @@ NIBBLES = {21: False, 22: True}
 
 @dataclass(slots=True)
 class Operator:
-    """A node of the graph; `name` may be empty."""
+    """A node of the graph; `name` may be empty. Readers of other formats know the layer's `module`; ONNX's own files only hint at it."""
 
     op: str
     name: str
@@ -55,6 +55,7 @@ class Operator:
     inputs: list[str]
     outputs: list[str]
     attrs: dict[str, Any]
+    module: str = ""
 
 
 @dataclass(slots=True)
@@ -64,6 +65,7 @@ class Model:
     Attributes:
         inputs: name to shape, None where a dimension is free; initialisers that older files list as inputs are left out.
         size_bytes: of the file and of those beside it that it points to.
+        channels_last: whether the network takes its images so, where the format says it.
     """
 
     producer: str = ""
@@ -75,6 +77,7 @@ class Model:
     outputs: list[str] = field(default_factory=list[str])
     left_out: list[str] = field(default_factory=list[str])
     size_bytes: int = 0
+    channels_last: bool = False
     close: Callable[[], None] = lambda: None
 
 

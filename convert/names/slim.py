@@ -17,7 +17,8 @@ from typing import Any
 from convert.core import Row, Shape, modules
 from convert.names._stages import block
 
-FORMATS = ("tensorflow",)
+FORMATS = ("tensorflow", "graphdef")
+BY_NAME = ("npz",)
 
 CLASSES = 1001
 

@@ -42,6 +42,7 @@ COMBINATIONS: dict[str, tuple[str, tuple[Convention, ...]]] = {
     "darknet": (".weights", ("correlation", "convolution")),
     "flax": (".msgpack", ("correlation",)),
     "onnx": (".onnx", ("correlation",)),
+    "openvino": (".xml", ("correlation",)),
     "pytorch": (".pth", ("correlation",)),
     "safetensors": (".safetensors", ("correlation",)),
 }

@@ -33,6 +33,7 @@ def compared(folder: Path, held: onnx.ModelProto, *, known: bool = True) -> Sour
     """Run a model in onnxruntime and here, and compare every output."""
     path = saved(folder, held)
     source = formats.read(path)
+    assert all(tuple(stored.array().shape) == stored.shape for stored in source.tensors.values())
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _rebuild_tensor_v2
 
+from convert import formats
 from convert.formats import pytorch, safetensors
 from convert.formats._picklearrays import Call, Name
 from convert.formats._torch import as_tensor
@@ -107,9 +108,35 @@ def test_code_is_named_and_not_run(save: Any, tmp_path: Path) -> None:
     assert not target.exists()
 
 
-def test_a_pickled_module_is_refused_with_its_class(save: Any) -> None:
-    with pytest.raises(UnsafeFormat, match=r"torch\.nn\.modules\.linear\.Linear"):
-        read(save(nn.Linear(2, 2)))
+class Whole(nn.Module):
+    """A module that somebody saves whole: with parameters of its own, modules in modules, and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3))
+        self.inner = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2))
+        self.register_buffer("shift", torch.rand(2))
+        self.register_buffer("fleeting", torch.rand(2), persistent=False)
+
+
+def test_of_a_module_saved_whole_the_tensors_are_read_and_no_code(save: Any) -> None:
+    module = Whole()
+    for content in (module, {"model": module, "epoch": 3}, nn.DataParallel(module)):
+        found = read(save(content))
+        assert found.keys() == module.state_dict().keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_a_class_is_admitted_in_a_module_alone_and_a_call_nowhere(save: Any, tmp_path: Path) -> None:
+    with pytest.raises(UnsafeFormat, match="Whole"):
+        read(save({"state_dict": STATE, "kind": Whole}))
+    with pytest.raises(UnsafeFormat, match="Whole"):
+        read(save([Whole()]))
+    target, module = tmp_path / "ran", Whole()
+    module.hook = Code(target)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UnsafeFormat, match=r"Path\.touch|PosixPath|getattr"):
+        read(save(module))
+    assert not target.exists()
 
 
 def test_os_system_is_refused(tmp_path: Path) -> None:
@@ -182,12 +209,44 @@ def test_a_file_without_named_tensors_is_refused(save: Any, content: Any) -> Non
         read(save(content))
 
 
-def test_torchscript_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def scripted(path: Path, module: nn.Module, *, traced: bool = False) -> Path:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated, and such files will be around for long
-        torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "x.pt"))
-    with pytest.raises(UnsupportedFormat, match="state_dict"):
-        read(tmp_path / "x.pt")
+        warnings.simplefilter("ignore")  # TorchScript is being retired, and says so
+        made = torch.jit.trace(module, torch.ones(1, 3, 8, 8)) if traced else torch.jit.script(module)
+        torch.jit.save(made, str(path))
+    return path
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_tensors_of_a_torchscript_program_are_those_of_its_state_dict(traced: bool, tmp_path: Path) -> None:
+    inner = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4))
+    module = nn.Sequential(inner, nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).eval()
+    source = formats.read(scripted(tmp_path / "x.ts", module, traced=traced))
+    expected = module.state_dict()
+    assert source.tensors.keys() == expected.keys()
+    assert all((stored.array() == expected[name].numpy()).all() for name, stored in source.tensors.items())
+    assert (source.format, source.framework) == ("pytorch", "TorchScript")
+    assert source.notes == ["the code of the program was neither read nor run"]
+
+
+def test_a_program_without_names_of_its_tensors_says_what_to_do(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.freeze(torch.jit.script(nn.Linear(2, 2).eval())).save(str(tmp_path / "x.pt"))
+    with pytest.raises(MalformedFile, match=r"hold no tensors: frozen, .* before torch\.jit\.freeze"):
+        formats.read(tmp_path / "x.pt")
+
+
+@pytest.mark.real
+def test_a_real_torchscript_program_is_read_under_its_own_ending(real: Path) -> None:
+    path = real / "real" / "torchscript" / "final_mnist_cnn.ts"
+    source = formats.read(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = torch.jit.load(str(path)).state_dict()
+    assert source.facts["program"] == "CNNModel"
+    assert source.tensors.keys() == expected.keys()
+    assert all((stored.array() == expected[name].numpy()).all() for name, stored in source.tensors.items())
 
 
 def test_an_ancient_tar_is_refused_with_what_to_do(tmp_path: Path) -> None:
