@@ -43,7 +43,7 @@ def rows(cls: Any) -> Iterator[Wanted]:
         assert digits is not None
         (data, metrics), *others = meta["_metrics"].items()
         assert not others
-        table: dict[str, Any] = {"default": True} if entry is enum.DEFAULT else {}
+        table: dict[str, Any] = {"default": True} if entry is getattr(enum, "DEFAULT") else {}  # noqa: B009
         table |= {"sources": [entry.url], "format": "pytorch", "names": "torchvision", "sha256_prefix": digits[1]}
         table |= {"num_classes": len(meta["categories"]), "labels": labels(cls, len(meta["categories"]))}
         table |= {"metrics": metrics, "metrics_data": DATA[data], "license": "unstated", "recipe": meta["recipe"]}
