@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.formats import _darknet_cfg
 from convert.formats._keras_ops import LAYERS, PLAIN
 from convert.kinds import is_dict
 from weights.documents import read_json
@@ -24,6 +25,8 @@ log = logging.getLogger("convert")
 
 LIBRARIES = {"onnx": "onnxruntime", "keras": "keras"}
 """By format: what runs its files."""
+DETECTORS = {"darknet": "cv2"}
+"""By format: what runs its detectors, whose outputs are maps."""
 MAX_WORDS = 160
 """Of what a framework says, and of what is said of a file."""
 BACKEND = "torch"
@@ -46,7 +49,7 @@ _VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__tuple__", "__slice_
 
 def prepare(format: str) -> None:
     """Import what runs files of a format."""
-    importlib.import_module(LIBRARIES[format])
+    importlib.import_module({**LIBRARIES, **DETECTORS}[format])
 
 
 def run(path: Path, format: str, images: np.ndarray, *, last: bool) -> tuple[np.ndarray, str] | str:
@@ -54,7 +57,7 @@ def run(path: Path, format: str, images: np.ndarray, *, last: bool) -> tuple[np.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # theirs are about their own future
-            return {"onnx": _onnx, "keras": _keras}[format](path, np.ascontiguousarray(images, np.float32), last)
+            return {"onnx": _onnx, "keras": _keras, "darknet": _darknet}[format](path, np.ascontiguousarray(images, np.float32), last)
     except Exception as error:  # a framework refuses a file in any way whatever; that is no fault of the conversion
         log.debug("%s could not be run at home", path, exc_info=True)
         return f"its framework refuses it: {str(error).strip().splitlines()[0][:MAX_WORDS] if str(error).strip() else type(error).__name__}"
@@ -72,6 +75,21 @@ def _onnx(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
     batches = [images[i : i + 1] for i in range(len(images))] if one_by_one else [images]
     made = [session.run(None, {wanted.name: batch if fits else batch.transpose(0, 2, 3, 1)})[0] for batch in batches]
     return _row_each(np.concatenate(made), last=not fits), f"onnxruntime {onnxruntime.__version__}"
+
+
+def _darknet(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
+    """Compute the maps before the heads, one behind the other: what OpenCV makes of a head has boxes and rows of its own."""
+    del last  # Darknet has the channels first
+    cv2: Any = importlib.import_module("cv2")
+    cv2.setNumThreads(1)  # a confined process may start no more
+    description = path.with_suffix(".cfg")
+    net = cv2.dnn.readNetFromDarknet(str(description), str(path))
+    heads = [one.feeds[0] for one in _darknet_cfg.read(description)[1:] if one.kind in ("yolo", "region")]
+    made: list[np.ndarray] = []
+    for image in images:
+        net.setInput(np.ascontiguousarray(image[None]))
+        made.append(np.concatenate([net.forward(f"conv_{layer}").reshape(-1) for layer in heads]))
+    return np.stack(made), f"OpenCV {cv2.__version__}"
 
 
 def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:

@@ -26,6 +26,8 @@ CONTENTS = {
     "Begin": ["tour", "proven"],
     "Tasks": [
         "predict",
+        "detect",
+        "segment",
         "explain",
         "dream",
         "stylize",
@@ -41,7 +43,7 @@ CONTENTS = {
     ],
     "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead", "from-torch-jl"],
     "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
-    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes"],
+    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes", "notes/any-network"],
 }
 """The pages under the headings of the navigation. A page that is missing here is a warning, and so an error."""
 

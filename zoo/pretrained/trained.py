@@ -16,7 +16,7 @@ from convert.formats import safetensors
 from convert.source import CONVENTIONS, SPATIALS, meant
 from weights import BadRecord, Checkpoint, WeightsMismatch, recognise
 from weights.arguments import forgiving, unknown_keyword, whole
-from zoo.catalogue import model_class
+from zoo.catalogue import any_class
 from zoo.conversion.fitting import choices, said
 from zoo.conversion.own import is_own
 from zoo.extraction.dilation import dilate, whole_stride
@@ -24,13 +24,16 @@ from zoo.images.preprocess import at_size, with_channels
 from zoo.labels import labels as labels_named
 from zoo.networks.assignment import assign
 from zoo.networks.model import Model
+from zoo.networks.published import Published
 from zoo.pretrained.classes import choose_classes, class_list
 from zoo.pretrained.heads import adapt_stem, remove_head, replace_head
 from zoo.pretrained.names import named, of_network
+from zoo.pretrained.other_tasks import trained_other
 from zoo.pretrained.own_weights import own_trained
 from zoo.pretrained.resolve import find
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=Published)
+C = TypeVar("C", bound=Model)
 N = TypeVar("N", bound=nn.Module)
 
 WORDS = {
@@ -80,9 +83,9 @@ def trained(
         >>> trained("resnet50:imagenet1k_v1")  # doctest: +SKIP
 
     Args:
-        model: a class of the catalogue, `VGG19`, or one that derives from it; or what is called NAME or NAME:TAG, in any case. Or a
-            `torch.nn.Module` of your own, or its class: `weights` is then a path, and the module itself is filled and returned, see
-            `zoo.pretrained.own_weights.own_trained`.
+        model: a class of a catalogue, `VGG19` or `YOLOv3Tiny`, or one that derives from it; or what is called NAME or NAME:TAG, in any
+            case. Or a `torch.nn.Module` of your own, or its class: `weights` is then a path, and the module itself is filled and
+            returned, see `zoo.pretrained.own_weights.own_trained`.
         weights: None for the default checkpoint, the tag of another in any case, "hf://org/repo[@revision][/file]", "https://…",
             or a path. A known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
             `convert.formats` reads; its options and preprocessing come from the file and from its naming. Or to the folder of a
@@ -139,6 +142,11 @@ def trained(
         raise TypeError(f'weights_of is "raw", "ema" or a key of the file, not {weights_of!r}')
     if verify not in ("load", "stamp"):
         raise ValueError(f'verify is "load" or "stamp", got {verify!r}')
+    if not issubclass(cls, Model):
+        asked = {"classes": wanted, "output_stride": output_stride, "in_channels": in_channels}
+        _only_classifiers(cls, asked | {"kernel_convention": told[0], "spatial": told[1]})
+        how = {"verify": verify, "progress": progress, "frozen": frozen}
+        return trained_other(cls, weights, num_classes=num_classes, weights_of=weights_of, options=options, **how)
     record, tensors = find(cls, weights, verify, progress, frozen, (*told, match), num_classes is not None, options, weights_of)
     network, state = _build(cls, record, tensors, options)
     fresh = num_classes is not None and _without_head(network, state)
@@ -166,8 +174,8 @@ def trained(
 
 def _meant(model: Any, weights: Any) -> tuple[type[Any], str | os.PathLike[str] | None]:
     """Find the class and the weights that are named, and refuse what names none."""
-    if not isinstance(model, str) and not (inspect.isclass(model) and issubclass(model, Model)):
-        if isinstance(model, Model):
+    if not isinstance(model, str) and not (inspect.isclass(model) and issubclass(model, Published)):
+        if isinstance(model, Published):
             name = type(model).__name__
             raise TypeError(f"trained() builds the network itself, of its class or name: trained({name}), not trained({name}())")
         shown = repr(model)
@@ -178,11 +186,18 @@ def _meant(model: Any, weights: Any) -> tuple[type[Any], str | os.PathLike[str] 
         raise TypeError(f"weights are named by a tag, a URL or a path, not by {weights!r}{hint}")
     if isinstance(model, str):
         name, weights = named(model, weights)
-        return model_class(name), weights
+        return any_class(name), weights
     return model, of_network(model.variant().__name__, weights)
 
 
-def _check_options(model: type[Model], options: Mapping[str, Any]) -> None:
+def _only_classifiers(cls: type[Published], asked: Mapping[str, Any]) -> None:
+    """Refuse what holds for classifiers alone."""
+    for name, value in asked.items():
+        if value is not None:
+            raise TypeError(f"{name}={value!r:.60} is for classifiers, and {cls.__name__} is a network for {cls.task}: leave it out")
+
+
+def _check_options(model: type[Published], options: Mapping[str, Any]) -> None:
     """Refuse constructor keywords that the network does not take, before anything is fetched."""
     known = inspect.signature(model).parameters
     if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
@@ -196,7 +211,7 @@ def _check_options(model: type[Model], options: Mapping[str, Any]) -> None:
             model(**options)
 
 
-def assemble(model: type[M], record: Checkpoint, buffer: memoryview) -> M:
+def assemble(model: type[C], record: Checkpoint, buffer: memoryview) -> C:
     """Build the network of a record from the bytes of its safetensors file, in eval mode; raises as `trained` does."""
     network, state = _build(model, record, safetensors.tensors(buffer), {})
     if _headless(record):
@@ -207,7 +222,7 @@ def assemble(model: type[M], record: Checkpoint, buffer: memoryview) -> M:
     return network
 
 
-def _build(model: type[M], record: Checkpoint, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[M, dict[str, Tensor]]:
+def _build(model: type[C], record: Checkpoint, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[C, dict[str, Tensor]]:
     """Build the network that the tensors fit, on the meta device, and give the tensors its names."""
     accepted = inspect.signature(model).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
