@@ -85,9 +85,6 @@ def multiply_adds(cls: type[Model]) -> int:
 
 def write(count: Callable[[type[Model]], int] = multiply_adds) -> dict[str, str | bytes]:
     """Return the contents of the files by their paths from docs/."""
-    return {
-        f"../zoo/data/{TABLE.name}": table(count),
-        f"../zoo/data/{TASKS.name}": tasks(),
-        f"../zoo/data/{SHAPES.name}": shapes(),
-        f"../zoo/data/{OPTIONAL.name}": optional_shapes(),
-    }
+    made: dict[str, str | bytes] = {TABLE.name: table(count), TASKS.name: tasks()}
+    made |= {SHAPES.name: shapes(), OPTIONAL.name: optional_shapes()}
+    return {f"../zoo/data/{name}": content for name, content in made.items()}

@@ -95,11 +95,11 @@ def convert(
             help="The network; recognised where it can be, if left out. mypackage.mymodule:DnCNN imports one of your own: its code runs.",
         ),
     ] = None,
-    cfg: Annotated[Path | None, typer.Option(metavar="FILE", help="The .cfg of a Darknet detector; the one beside IN if left out.")] = None,
     arguments: Annotated[
         list[str] | None, typer.Option(help="An argument of your own network's class or function, depth=17; may be repeated.")
     ] = None,
     example: Annotated[str | None, typer.Option(help="The shape of one input of your own network, channels first: 1x64x64.")] = None,
+    cfg: Annotated[Path | None, typer.Option(metavar="FILE", help="The .cfg of a Darknet detector; the one beside IN if left out.")] = None,
     framework: FromOption = "auto",
     naming: NamingOption = "auto",
     to: Annotated[str, typer.Option("--to", help="OUT's format, or the naming of its tensors.")] = "auto",
@@ -155,16 +155,16 @@ def convert(
         written = destination_words(to, destination)[0]
     with value_of("OUT"):
         for_writing(destination, written)
-    own = model is not None and ":" in model
-    if not own and (detector := _detector(source, model, cfg)):
-        _convert_detector(detector, source, destination, option, replace, unproven, require_proof, as_json)
-        return
-    cls = _own(model, arguments, example) if model is not None and own else chosen(source, model, framework)
+    own = _is_own(model)
     if (arguments or example) and not own:
         raise typer.BadParameter(
             "it is of a network of your own, --model mypackage.mymodule:DnCNN; --option sets the zoo's",
             param_hint="--arguments" if arguments else "--example",
         )
+    if not own and (detector := _detector(source, model, cfg)):
+        _convert_detector(detector, source, destination, option, replace, unproven, require_proof, as_json)
+        return
+    cls = _own(model, arguments, example) if own and model is not None else chosen(source, model, framework)
     with _steps(quiet or as_json) as step:
         try:
             made = carry_over(
@@ -208,6 +208,18 @@ def convert(
     _show(made)
     if report is not None:
         out.print(f"[dim]report: '{escape(str(report))}'[/dim]", soft_wrap=True)
+
+
+def _is_own(model: str | None) -> bool:
+    """Tell a network of the user's own, mypackage.mymodule:DnCNN, from NAME:TAG."""
+    from weights import UnknownWeights
+    from zoo.variants import of_all_tasks, spelt
+
+    name, colon, _ = (model or "").partition(":")
+    try:
+        return bool(colon) and not spelt(name, of_all_tasks())
+    except UnknownWeights:
+        return True
 
 
 def _own(place: str, arguments: list[str] | None, example: str | None) -> type[Any]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from weights.errors import ConvertError
 from zoo.networks.model import Model
+from zoo.networks.published import Published
 
 SIDES = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512, 227, 48, 40, 16, 8)
 """Sides in pixels of the images that a network is tried with whose shape of input nobody gave; most networks take the first two."""
@@ -71,8 +72,8 @@ class OwnNetwork(Model):
 def is_own(model: Any) -> bool:
     """Tell whether something is a network of the user's own: a module that is no `Model`, a class of such, or one adapted already."""
     if inspect.isclass(model):
-        return issubclass(model, OwnNetwork) or (issubclass(model, nn.Module) and not issubclass(model, Model))
-    return isinstance(model, nn.Module) and not isinstance(model, Model)
+        return issubclass(model, OwnNetwork) or (issubclass(model, nn.Module) and not issubclass(model, Published))
+    return isinstance(model, nn.Module) and not isinstance(model, Published)
 
 
 def own_network(
@@ -139,7 +140,7 @@ def imported(place: str, arguments: Mapping[str, Any] | None = None, example: Se
         ) from error
     finally:
         sys.path.remove(here)
-    if inspect.isclass(found) and issubclass(found, Model):
+    if inspect.isclass(found) and issubclass(found, Published):
         raise ConvertError(f"{place} is one of the zoo's networks: zoo convert --model {found.__name__} names it")
     if not callable(found):
         raise ConvertError(f"{place} is {found!r:.60}, which is no network: name a class or function that makes one")

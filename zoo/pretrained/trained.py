@@ -84,8 +84,8 @@ def trained(
 
     Args:
         model: a class of a catalogue, `VGG19` or `YOLOv3Tiny`, or one that derives from it; or what is called NAME or NAME:TAG, in any
-            case. Or a `torch.nn.Module` of your own, or its class: `weights` is then a path, and the module itself is filled and returned,
-            see `zoo.pretrained.own_weights.own_trained`.
+            case. Or a `torch.nn.Module` of your own, or its class: `weights` is then a path, and the module itself is filled and
+            returned, see `zoo.pretrained.own_weights.own_trained`.
         weights: None for the default checkpoint, the tag of another in any case, "hf://org/repo[@revision][/file]", "https://…",
             or a path. A known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
             `convert.formats` reads; its options and preprocessing come from the file and from its naming. Or to the folder of a
