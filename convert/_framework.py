@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from convert.formats import _darknet_cfg
 from convert.formats._keras_ops import LAYERS, PLAIN
 from convert.kinds import is_dict
 from weights.documents import read_json
@@ -26,6 +27,8 @@ log = logging.getLogger("convert")
 
 LIBRARIES = {"onnx": "onnxruntime", "keras": "keras", "openvino": "openvino", "tflite": "ai_edge_litert"}
 """By format: what runs its files."""
+DETECTORS = {"darknet": "cv2"}
+"""By format: what runs its detectors, whose outputs are maps."""
 MAX_WORDS = 160
 """Of what a framework says, and of what is said of a file."""
 BACKEND = "torch"
@@ -48,7 +51,7 @@ _VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__tuple__", "__slice_
 
 def prepare(format: str) -> None:
     """Import what runs files of a format."""
-    importlib.import_module(LIBRARIES[format])
+    importlib.import_module({**LIBRARIES, **DETECTORS}[format])
     if format == "tflite":
         importlib.import_module("ai_edge_litert.interpreter")
     if format == "openvino":  # which loads what computes when the first network is made ready
@@ -80,7 +83,7 @@ def run(path: Path, format: str, images: np.ndarray, *, last: bool) -> tuple[np.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # theirs are about their own future
-            ran = {"onnx": _onnx, "keras": _keras, "openvino": _openvino, "tflite": _tflite}[format]
+            ran = {"onnx": _onnx, "keras": _keras, "openvino": _openvino, "tflite": _tflite, "darknet": _darknet}[format]
             return ran(path, np.ascontiguousarray(images, np.float32), last)
     except Exception as error:  # a framework refuses a file in any way whatever; that is no fault of the conversion
         log.debug("%s could not be run at home", path, exc_info=True)
@@ -131,6 +134,21 @@ def _tflite(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str
         interpreter.invoke()
         made.append(interpreter.get_tensor(gives["index"]).copy())
     return np.concatenate(made).reshape(len(images), -1), f"LiteRT {importlib.metadata.version('ai-edge-litert')}"
+
+
+def _darknet(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
+    """Compute the maps before the heads, one behind the other: what OpenCV makes of a head has boxes and rows of its own."""
+    del last  # Darknet has the channels first
+    cv2: Any = importlib.import_module("cv2")
+    cv2.setNumThreads(1)  # a confined process may start no more
+    description = path.with_suffix(".cfg")
+    net = cv2.dnn.readNetFromDarknet(str(description), str(path))
+    heads = [one.feeds[0] for one in _darknet_cfg.read(description)[1:] if one.kind in ("yolo", "region")]
+    made: list[np.ndarray] = []
+    for image in images:
+        net.setInput(np.ascontiguousarray(image[None]))
+        made.append(np.concatenate([net.forward(f"conv_{layer}").reshape(-1) for layer in heads]))
+    return np.stack(made), f"OpenCV {cv2.__version__}"
 
 
 def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:

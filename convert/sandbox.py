@@ -124,7 +124,7 @@ def run(path: Path, format: str, images: np.ndarray, *, last: bool, isolated: bo
 
     Args:
         path: the file.
-        format: one of those that `convert._framework.LIBRARIES` has.
+        format: one of those that `convert._framework.LIBRARIES` or `DETECTORS` has.
         images: float32 (B, C, H, W).
         last: whether the file's network takes the channels last.
         isolated: False runs it in this process.
@@ -388,7 +388,7 @@ class _Reader:
         who, todo = f"the reader of {self.path}", "Fetch it again, from who made it."
         if self.runs:
             who, todo = (
-                f"{_framework.LIBRARIES[self.format]}, which ran {self.path},",
+                f"{ {**_framework.LIBRARIES, **_framework.DETECTORS}[self.format] }, which ran {self.path},",
                 f"{todo} --reference proves without running it here.",
             )
         crash = ReaderCrashed(f"{who} {how}: {why}. Nothing was kept of it. {todo}")
@@ -411,7 +411,8 @@ def _signal_name(number: int) -> str:
 def _inputs(path: Path, format: str) -> list[Path]:
     """Say what a reader must be able to open: the file, or its folder where the format has companions."""
     if format in COMPANIONS or path.suffix == ".json" or not path.exists():  # TensorFlow names a checkpoint by what its files share
-        return [path.absolute().parent.resolve()]
+        linked = [path.absolute().resolve()] if path.is_symlink() else []  # whose file lies elsewhere
+        return [path.absolute().parent.resolve(), *linked]
     return [path.absolute().resolve()]
 
 

@@ -24,10 +24,25 @@ pygments_dark_style = "monokai"
 
 CONTENTS = {
     "Begin": ["tour", "proven"],
-    "Tasks": ["predict", "explain", "dream", "stylize", "features", "embed", "finetune", "convert", "gpu", "training", "airgap", "adding"],
+    "Tasks": [
+        "predict",
+        "detect",
+        "segment",
+        "explain",
+        "dream",
+        "stylize",
+        "features",
+        "embed",
+        "finetune",
+        "convert",
+        "gpu",
+        "training",
+        "airgap",
+        "adding",
+    ],
     "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead"],
     "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
-    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes"],
+    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes", "notes/any-network"],
 }
 """The pages under the headings of the navigation. A page that is missing here is a warning, and so an error."""
 

@@ -34,6 +34,8 @@ class Preprocessing:
         std: of each channel, on the range 0..1.
         channel_order: "rgb" or "bgr".
         squash: whether the image is resized to `resize` x `resize`, whatever its shape, instead of by its shorter edge.
+        letterbox: whether the image is fitted in whole into `resize` x `resize`, in its shape and with grey around it; for detectors.
+        longest: bound in pixels of the longer edge where the shorter one is resized: what it exceeds scales both down; for detectors.
     """
 
     resize: int | None
@@ -43,6 +45,8 @@ class Preprocessing:
     std: tuple[float, ...]
     channel_order: str = "rgb"
     squash: bool = False
+    letterbox: bool = False
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
@@ -53,11 +57,15 @@ class Preprocessing:
             raise BadRecord(f"mean and std need one number per channel each, got {self.mean} and {self.std}")
         if any(s <= 0 for s in self.std):
             raise BadRecord(f"std must be positive, got {self.std}")
-        for name in ("resize", "crop"):
+        for name in ("resize", "crop", "longest"):
             if (side := getattr(self, name)) is not None and side <= 0:
                 raise BadRecord(f"{name} is a number of pixels, got {side}")
         if self.squash and self.resize is None:
             raise BadRecord("squash needs resize, the side in pixels that both edges are resized to")
+        if self.squash + self.letterbox + (self.longest is not None) > 1:
+            raise BadRecord("squash, letterbox and longest are three ways to resize an image: say one of them")
+        if (self.letterbox or self.longest is not None) and (self.resize is None or self.crop is not None):
+            raise BadRecord("letterbox and longest are for detectors, which need resize, the side in pixels, and no crop")
         if self.resize is not None and self.crop is not None and self.resize < self.crop:
             raise BadRecord(f"a crop of {self.crop} pixels does not fit an image resized to {self.resize}")
 

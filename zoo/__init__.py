@@ -5,6 +5,8 @@
     VGG19(num_classes=10)                      a network, untrained, in train mode; network("vgg19", num_classes=10) likewise
     networks("*resnet*")                       the names that there are
     predict(model, "cat.jpg")                  labels, by the preprocessing that the checkpoint was measured with
+    detect(detector, "street.jpg")             boxes in the photograph's own pixels, labels, scores
+    segment(segmenter, "street.jpg")           the class of every pixel, and how much of the photograph each takes
     explain(model, "cat.jpg")                  why: a map over the photograph; `measure` says how far it can be trusted
     features(model, at="layer3")               inner tensors; `body`, `head`, `pyramid`, `reset_head` work on every family too
     dream(model, "sky.jpg").save("dream.png")  what a layer finds in a picture, made more of; `dream_video` makes a film
@@ -14,7 +16,9 @@
     fast(model)                                the same call on other kernels; `why` explains, `plain` gives the network back
     fast_step(model, loss, optimizer)          a whole step of training as one
 
-`CATALOGUE` has every network by name; each is one line of `zoo/catalogue.py`, under its paper's link, with its published parameter count.
+`CATALOGUE` has every classifier by name; each is one line of `zoo/catalogue.py`, under its paper's link, with its published parameter
+count. Detectors are lines of `zoo/detection/catalogue.py`, segmenters of
+`zoo/segmentation/catalogue.py`.
 Nothing heavy is loaded before it is asked for: `import zoo` needs no torch.
 `help(trained)` shows arguments, results and errors. Packages beside this one: `weights` finds, checks and keeps; `convert` reads and writes
 other frameworks' files.
@@ -31,6 +35,10 @@ if TYPE_CHECKING:
     from zoo.catalogue import *  # noqa: F403
     from zoo.catalogue import CATALOGUE as CATALOGUE
     from zoo.catalogue import network as network
+    from zoo.detection.catalogue import *  # noqa: F403
+    from zoo.detection.detections import Detections as Detections
+    from zoo.detection.detector import Detector as Detector
+    from zoo.detection.run import detect as detect
     from zoo.dreaming.run import dream as dream
     from zoo.dreaming.run import dream_frames as dream_frames
     from zoo.dreaming.run import dream_video as dream_video
@@ -56,6 +64,9 @@ if TYPE_CHECKING:
     from zoo.prediction.predict import predict as predict
     from zoo.pretrained.heads import reset_head as reset_head
     from zoo.pretrained.trained import trained as trained
+    from zoo.segmentation.catalogue import *  # noqa: F403
+    from zoo.segmentation.run import Segmentation as Segmentation
+    from zoo.segmentation.run import segment as segment
     from zoo.segmentation.unet import UNet as UNet
     from zoo.stylizing.photographs import stylize as stylize
     from zoo.stylizing.training import train_style as train_style
@@ -72,6 +83,7 @@ _PLACES = {
     "zoo.explanation": "Explanation explain measure",
     "zoo.extraction.features": "Features body features head pyramid",
     "zoo.extraction.taps": "UnknownTap",
+    "zoo.detection": "Detections Detector detect",
     "zoo.dreaming.run": "dream dream_frames dream_video",
     "zoo.embedding.run": "embed",
     "zoo.finetuning.run": "finetune",
@@ -79,7 +91,7 @@ _PLACES = {
     "zoo.kernels.api.fast": "fast plain why",
     "zoo.kernels.api.network": "Fast",
     "zoo.kernels.training.step": "fast_step",
-    "zoo.segmentation.unet": "UNet",
+    "zoo.segmentation": "Segmentation UNet segment",
     "zoo.stylizing.photographs": "stylize",
     "zoo.stylizing.training": "train_style",
     "zoo": "networks",
@@ -102,13 +114,17 @@ if not TYPE_CHECKING:  # type checkers read the names above, and know of no othe
         from importlib import import_module
 
         if name == "__all__":
-            from zoo.variants import variants
+            from zoo.variants import of_all_tasks
 
-            return [*sorted(_PLACE), *variants()]
+            return [*sorted(_PLACE), *of_all_tasks()]
         if name == "networks":
             return import_module("zoo.networks")  # a package that can be called
         known = name in _PLACE or name[:1].isupper()  # a network's name begins with a capital
         found = getattr(import_module(_PLACE.get(name, "zoo.catalogue")), name, None) if known else None
+        if found is None and known:
+            from zoo.variants import of_all_tasks
+
+            found = import_module("zoo.catalogue").any_class(name) if name in of_all_tasks() else None
         if found is None:
             raise AttributeError(f"module 'zoo' has no attribute {name!r}{_hint(name)}")
         if name in _PLACE:  # networks are left out: see __dir__
@@ -121,13 +137,13 @@ def _hint(name: str) -> str:
         return ""
     from weights.arguments import did_you_mean
     from weights.errors import UnknownWeights
-    from zoo.variants import spelt, variants
+    from zoo.variants import of_all_tasks, spelt
 
     try:
         return f"; did you mean {spelt(name)}? Or by its name: zoo.network({name!r}), trained({name!r})"
     except UnknownWeights:
         todo = _OTHERS.get(name)
-        return f"; {todo}" if todo else did_you_mean(name, [*_PLACE, *variants()], cutoff=0.7) or "; zoo.networks() lists the networks"
+        return f"; {todo}" if todo else did_you_mean(name, [*_PLACE, *of_all_tasks()], cutoff=0.7) or "; zoo.networks() lists the networks"
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,7 @@ A new variant is a new line here. `CATALOGUE` has every class by name, and `mode
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from weights.errors import UnknownWeights
@@ -22,6 +23,7 @@ from zoo.networks.mnasnet import MNASNet
 from zoo.networks.mobilenet_v4 import MobileNetV4
 from zoo.networks.model import CATALOGUE, Model
 from zoo.networks.nasnet import NASNetA
+from zoo.networks.published import Published
 from zoo.networks.regnet import RegNet
 from zoo.networks.res2net import Res2Net
 from zoo.networks.resnet import BasicBlock, Bottleneck, CIFARResNet, RectifiedBlock, ResNet
@@ -31,7 +33,7 @@ from zoo.networks.squeezenet import SqueezeNet
 from zoo.networks.swin import Swin, SwinV2
 from zoo.networks.vgg import VGG
 from zoo.networks.vit import CLIP, DeiT, DeiT3, DINOv2, SigLIP, ViT
-from zoo.variants import spelt
+from zoo.variants import of_all_tasks, spelt
 
 
 def model_class(name: str) -> type[Model]:
@@ -44,10 +46,29 @@ def model_class(name: str) -> type[Model]:
     Raises:
         UnknownWeights: there is no such network; the message names the nearest ones.
     """
-    return CATALOGUE[name] if name in CATALOGUE else CATALOGUE[spelt(name, CATALOGUE)]
+    if name in CATALOGUE:
+        return CATALOGUE[name]
+    known = of_all_tasks()
+    spelling = spelt(name, known)
+    if spelling not in CATALOGUE:
+        task = known[spelling].task
+        raise UnknownWeights(f"{spelling} is a network for {task}, and a classifier is asked for; `zoo info {spelling}` says what it does.")
+    return CATALOGUE[spelling]
 
 
-def network(name: str, **options: Any) -> Model:
+def any_class(name: str) -> type[Published]:
+    """Return the class of a network of any task by its name, in any case; it is imported from where the table of networks says.
+
+    Raises:
+        UnknownWeights: there is no such network; the message names the nearest ones.
+    """
+    known = of_all_tasks()
+    found = known[name] if name in known else known[spelt(name, known)]
+    import_module(found.home)
+    return Published.tasks[found.task].catalogue[found.name]
+
+
+def network(name: str, **options: Any) -> Any:
     """Build an untrained network by its name, in train mode, as calling its class does.
 
     Example:
@@ -66,7 +87,7 @@ def network(name: str, **options: Any) -> Model:
         raise TypeError(f'network() takes a name, network("resnet50"), not {name!r:.60}')
     if ":" in name:
         raise UnknownWeights(f'{name} names weights, and network() builds an untrained one: trained("{name}")')
-    return model_class(name)(**options)
+    return any_class(name)(**options)
 
 
 # Simonyan & Zisserman 2014, Table 1 (columns A, B, D, E), counted by torchvision: https://arxiv.org/abs/1409.1556

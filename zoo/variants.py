@@ -1,11 +1,11 @@
 """What is known of every network without building it, from generated tables in `zoo/data`: it needs no torch.
 
-`make docs-pages` writes the tables from the catalogue, `networks.json` and `shapes.zip`; a test holds them to it.
+`make docs-pages` writes the tables from the catalogues, `networks.json` and `shapes.zip` of classifiers, `tasks.json` of networks for
+other tasks; a test holds them to it.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import sys
@@ -20,7 +20,10 @@ from typing import Any
 from weights.arguments import did_you_mean, forgiving
 from weights.errors import UnknownWeights
 
+CLASSIFICATION = "classification"
 TABLE = Path(__file__).parent / "data" / "networks.json"
+TASKS = TABLE.with_name("tasks.json")
+"""Networks that answer something else than a class: detectors and segmenters."""
 SHAPES = TABLE.with_name("shapes.zip")
 """A JSON file for each network: the shape of each tensor of its state dict."""
 
@@ -40,6 +43,9 @@ class Variant:
         num_classes: number of classes that it is built with where nothing is said.
         paper: link to the paper whose table it comes from.
         lineage: names of the class and of its bases, which tell `convert.names` how its tensors are called elsewhere.
+        task: what its answers are: "classification", "detection", "segmentation".
+        home: the module that defines it. `zoo.catalogue.any_class` imports that when the network is asked for, so that rooms below a
+            detector's need not know it.
     """
 
     name: str
@@ -52,19 +58,33 @@ class Variant:
     num_classes: int
     paper: str
     lineage: tuple[str, ...]
+    task: str = CLASSIFICATION
+    home: str = "zoo.catalogue"
 
 
-def variants() -> dict[str, Variant]:
-    """Return every network by name, in the catalogue's order; behind them those that the running program has registered itself.
+def variants(task: str = CLASSIFICATION) -> dict[str, Variant]:
+    """Return every network of a task by name, in the catalogue's order; behind them those that the running program has registered itself.
 
     Example:
         >>> variants()["VGG19"].params
         143667240
+
+    Args:
+        task: "classification", "detection" or "segmentation".
     """
-    known = _read()
-    model = sys.modules.get("zoo.networks.model")
-    own = {} if model is None else {name: described(cls) for name, cls in model.CATALOGUE.items() if name not in known}
+    known = {name: one for name, one in _read().items() if one.task == task}
+    published = sys.modules.get("zoo.networks.published")
+    base = None if published is None else published.Published.tasks.get(task)
+    own = {} if base is None else {name: described(cls) for name, cls in base.catalogue.items() if name not in known}
     return {**known, **own}
+
+
+def of_all_tasks() -> dict[str, Variant]:
+    """Return every network of every task by name, classifiers first."""
+    tasks = dict.fromkeys([CLASSIFICATION, *(one.task for one in _read().values())])
+    published = sys.modules.get("zoo.networks.published")
+    tasks |= {} if published is None else dict.fromkeys(published.Published.tasks)
+    return {name: one for task in tasks for name, one in variants(task).items()}
 
 
 def described(cls: Any, multiply_adds: int | None = None) -> Variant:
@@ -79,9 +99,11 @@ def described(cls: Any, multiply_adds: int | None = None) -> Variant:
         multiply_adds=multiply_adds,
         input_size=cls.input_size,
         min_size=cls.min_size,
-        num_classes=inspect.signature(cls).parameters["num_classes"].default,
+        num_classes=cls.usual_classes(),
         paper=getattr(cls, "paper", ""),
-        lineage=tuple(base.__name__ for base in cls.__mro__ if base.__module__.startswith("zoo.")),
+        lineage=tuple(base.__name__ for base in cls.__mro__ if base.__module__.startswith("zoo.") and base.__name__ != "Published"),
+        task=cls.task,
+        home="zoo.catalogue" if cls.task == CLASSIFICATION else cls.__module__,
     )
 
 
@@ -91,7 +113,7 @@ def spelt(name: str, known: Iterable[str] | None = None) -> str:
     Raises:
         UnknownWeights: there is no such network; the message names the nearest ones.
     """
-    there = list(variants() if known is None else known)
+    there = list(of_all_tasks() if known is None else known)
     folded = {_folded(one): one for one in there} | {one.lower(): one for one in there}
     for asked in (name.strip().lower(), _folded(name)):
         if asked in folded:
@@ -107,7 +129,7 @@ def _folded(name: str) -> str:
 
 
 @forgiving
-def networks(pattern: str = "*") -> list[str]:
+def networks(pattern: str = "*", task: str = CLASSIFICATION) -> list[str]:
     """List the networks whose names a pattern means, in any case and in the catalogue's order.
 
     Example:
@@ -116,15 +138,16 @@ def networks(pattern: str = "*") -> list[str]:
 
     Args:
         pattern: with wildcards of the shell, `*`, `?` and `[…]`; without any it is a part of the name.
+        task: what the networks' answers are: "classification", "detection" or "segmentation".
     """
     asked = pattern.lower()
     wanted = asked if any(sign in asked for sign in "*?[") else f"*{asked}*"
-    return [name for name in variants() if fnmatchcase(name.lower(), wanted)]
+    return [name for name in variants(task) if fnmatchcase(name.lower(), wanted)]
 
 
 @cache
 def _read() -> dict[str, Variant]:
-    rows = json.loads(TABLE.read_text(encoding="utf-8"))
+    rows = [row for table in (TABLE, TASKS) for row in json.loads(table.read_text(encoding="utf-8"))]
     return {row["name"]: Variant(**row | {"lineage": tuple(row["lineage"])}) for row in rows}
 
 

@@ -32,6 +32,7 @@ def graph(sections: Sequence[Section], *, alexey: bool, transposed: bool) -> Gra
     builder = _Builder(alexey, "IO" if transposed else "OI")
     builder.put("input", "input", (), {"layout": "nchw", "shape": sections[0].makes})
     builder.made[-1] = "input"
+    builder.widths = {-1: sections[0].makes[0]} | {section.index: section.makes[0] for section in sections[1:]}
     for section in sections[1:]:
         builder.add(section)
     read = {name for node in builder.nodes.values() for name in node.inputs} - builder.heads
@@ -46,6 +47,7 @@ class _Builder:
         self.nodes: dict[str, Node] = {}
         self.made: dict[int, str] = {}
         self.heads: set[str] = set()
+        self.widths: dict[int, int] = {}
 
     def put(self, name: str, op: str, inputs: Sequence[str], attrs: dict[str, Any] | None = None) -> str:
         self.nodes[name] = Node(name, op, tuple(inputs), attrs or {})
@@ -121,10 +123,10 @@ class _Builder:
         return self.put(f"{name}.conv", op, inputs, attrs)
 
     def route(self, section: Section, name: str, inputs: list[str]) -> str:
-        made = self.put(f"{name}.route", "concat", inputs) if len(inputs) > 1 else inputs[0]
-        groups = section.number("groups", 1)
-        if groups > 1:
-            width = section.makes[0]
-            start = width * section.number("group_id")
-            made = self.put(f"{name}.group", "slice", [made], {"start": start, "stop": start + width})
-        return made
+        groups, which = section.number("groups", 1), section.number("group_id")
+        parts = list(inputs)
+        for place, feed in enumerate(section.feeds if groups > 1 else ()):  # each map gives its own part
+            width = self.widths[feed] // groups
+            cut = {"start": which * width, "stop": (which + 1) * width}
+            parts[place] = self.put(f"{name}.group{place or ''}", "slice", [inputs[place]], cut)
+        return self.put(f"{name}.route", "concat", parts) if len(parts) > 1 else parts[0]

@@ -9,18 +9,20 @@ from types import ModuleType
 from typing import Any
 
 from making.tables import generated, page, table
-from zoo.variants import variants
+from zoo.variants import of_all_tasks
 
 PAGES: dict[str, dict[str, str]] = {
     "zoo": {
         "tour": "CATALOGUE Model network networks",
         "predict": "predict Prediction",
+        "detect": "detect Detections Detector",
         "explain": "explain Explanation measure",
         "features": "body features Features head pyramid reset_head UNet UnknownTap",
         "dream": "dream dream_frames dream_video",
         "embed": "embed",
         "finetune": "find_rate finetune",
         "gpu": "Fast fast fast_step plain why",
+        "segment": "segment Segmentation",
         "stylize": "stylize train_style",
         "weights": "NoPretrainedWeights trained WeightsError WeightsMismatch",
     },
@@ -34,12 +36,25 @@ PAGES: dict[str, dict[str, str]] = {
         "convert": "ConvertError",
     },
     "convert": {"convert": "ConvertError core flip formats names read Source"},
+    "zoo.detection": {
+        "detect": """
+            Answer coco_precision Darknet darknet detect detect_folder Detections Detector DETECTORS evaluate Evaluation Precision
+            read_truths Truth voc_precision Written"""
+    },
     "zoo.dreaming": {"dream": "dream dream_frames dream_video NothingToDream"},
     "zoo.embedding": {"embed": "embed Embeddings knn LeftOut nearest Neighbour Probed read Report"},
     "zoo.explanation": {"explain": "CannotExplain class_image ClassImage explain Explanation measure Measured Method METHODS Region"},
     "zoo.finetuning": {"finetune": "find_rate finetune Metrics NotFinite Run Settings Stopped"},
     "zoo.images": {"embed": "BadImage decode Item open_source Source"},
     "zoo.kernels": {"gpu": "Fast fast plain why"},
+    "zoo.segmentation": {
+        "segment": "PixelConfusion PixelMeasures segment Segmentation Segmenter SEGMENTERS",
+        "features": "UNet",
+    },
+    "zoo.training": {
+        "detect": "Diverged Learnt LearningSettings read_yolo train_detector",
+        "segment": "measure_segmenter train_segmenter",
+    },
     "zoo.stylizing": {
         "stylize": """
             AdaIN Engstrom Johnson MobileStyle style_network StyleNetwork StyleRun StyleSettings styles stylize stylize_video train_style"""
@@ -47,7 +62,12 @@ PAGES: dict[str, dict[str, str]] = {
     "zoo.kernels.training": {"gpu": "fast_step FastStep FastTraining"},
 }
 """The page of every name that a package exports."""
-DATA = {"CATALOGUE": "Every network of the catalogue, by name.", "METHODS": "Every method of explaining, by name."}
+DATA = {
+    "CATALOGUE": "Every classifier, by name.",
+    "DETECTORS": "Every detector, by name.",
+    "SEGMENTERS": "Every segmenter, by name.",
+    "METHODS": "Every method of explaining, by name.",
+}
 """What is no class, function or module, and so has no docstring."""
 HEAD = """\
 # Public names
@@ -60,7 +80,7 @@ shows arguments, results and errors of one name. The networks themselves are in 
 
 def exported(package: ModuleType) -> list[str]:
     """List what a package exports, without the networks, which have a page of their own."""
-    return [name for name in package.__all__ if name not in variants()]
+    return [name for name in package.__all__ if name not in of_all_tasks()]
 
 
 def pages_of(package: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from making.networks import multiply_adds
+from making.networks import OTHERS, multiply_adds
 from making.plot import Point, plot
 from making.tables import generated, page, table
 from weights import Checkpoint
@@ -116,10 +116,27 @@ def write(record: Record, count: Callable[[type[Model]], float] = gmacs) -> dict
     for family, members in families.items():
         says = f"{(inspect.getdoc(family) or '').splitlines()[0]} [Paper]({family.paper})."
         parts += [f"## {family.__name__}", says, _networks(members), _checkpoints(members)]
+    parts += other_tasks()
     picture = plot(
         points, f"images a second, fast() at batch {batch}, {about['device']}, {about['dtype']}", "top-1 %, ImageNet-1k validation"
     )
     return {"models.md": page(*filter(None, parts)), PICTURE: picture}
+
+
+def other_tasks() -> list[str]:
+    """Return a section for each task other than classification: its networks, with what their publishers measured."""
+    rows = {one.row.model: one.row for one in located() if one.path.parent == SHIPPED and one.row.default}
+    parts: list[str] = []
+    for task in dict.fromkeys(cls.task for catalogue in OTHERS for cls in catalogue.values()):
+        lines: list[list[str]] = []
+        for cls in (cls for catalogue in OTHERS for cls in catalogue.values() if cls.task == task):
+            row = rows.get(cls.__name__)
+            metrics = ", ".join(f"{name} {value:g}" for name, value in row.metrics.items()) if row is not None else ""
+            facts = f"{cls.params:,}", str(cls.input_size), str(cls.usual_classes()), row.tag if row is not None else NOTHING
+            lines.append([f"[{cls.__name__}]({cls.paper})", *facts, metrics or NOTHING])
+        heads = ["network, paper", "parameters", "px", "classes", "default checkpoint", "published, %"]
+        parts += [f"## For {task}", f"`zoo list --task {task}` shows them.", table(heads, lines)]
+    return parts
 
 
 def _speeds(record: Record, name: str) -> dict[int, float]:

@@ -1,11 +1,11 @@
-"""zoo/data/networks.json and shapes.zip: what commands know of every network without building it."""
+"""zoo/data/networks.json, tasks.json and shapes.zip: what commands know of every network without building it."""
 
 from __future__ import annotations
 
 import io
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import cache
 
@@ -13,17 +13,35 @@ import torch
 
 from zoo.bench.floor import work
 from zoo.catalogue import CATALOGUE
+from zoo.detection import catalogue as _detectors  # noqa: F401  (its class lines fill the catalogue)
+from zoo.detection.detector import DETECTORS
 from zoo.networks.model import Model
-from zoo.variants import SHAPES, TABLE, described
+from zoo.networks.published import Published
+from zoo.segmentation import catalogue as _segmenters  # noqa: F401
+from zoo.segmentation.segmenter import SEGMENTERS
+from zoo.variants import SHAPES, TABLE, TASKS, described
 
+OTHERS: tuple[Mapping[str, type[Published]], ...] = (DETECTORS, SEGMENTERS)
+"""The catalogues of tasks other than classification, in the order of `zoo list`."""
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 """The time of every member, so that the same shapes are the same file."""
 
 
 def table(count: Callable[[type[Model]], int]) -> str:
     """Return the text of the table; `count` gives a network's multiply-adds for one image."""
-    rows = [json.dumps(asdict(described(cls, count(cls)))) for cls in CATALOGUE.values()]
-    return "[\n" + ",\n".join(rows) + "\n]\n"
+    alike = ("task", "home")  # of all classifiers
+    rows = ({k: v for k, v in asdict(described(cls, count(cls))).items() if k not in alike} for cls in CATALOGUE.values())
+    return lines(rows)
+
+
+def tasks() -> str:
+    """Return the text of the table of networks for other tasks."""
+    return lines(asdict(described(cls)) for catalogue in OTHERS for cls in catalogue.values())
+
+
+def lines(rows: Iterable[Mapping[str, object]]) -> str:
+    """Write rows as JSON, one a line."""
+    return "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
 
 
 def shapes() -> bytes:
@@ -44,5 +62,5 @@ def multiply_adds(cls: type[Model]) -> int:
 
 
 def write(count: Callable[[type[Model]], int] = multiply_adds) -> dict[str, str | bytes]:
-    """Return the contents of both files by their paths from docs/."""
-    return {f"../zoo/data/{TABLE.name}": table(count), f"../zoo/data/{SHAPES.name}": shapes()}
+    """Return the contents of the three files by their paths from docs/."""
+    return {f"../zoo/data/{TABLE.name}": table(count), f"../zoo/data/{TASKS.name}": tasks(), f"../zoo/data/{SHAPES.name}": shapes()}

@@ -51,7 +51,7 @@ def test_a_name_is_found_in_any_case_and_the_nearest_are_named() -> None:
 
 
 def test_a_network_of_the_running_program_is_known_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zoo.networks.model.CATALOGUE", dict(CATALOGUE))
+    monkeypatch.setattr("zoo.networks.model.Model.catalogue", dict(CATALOGUE))
 
     class Mine(ResNet, block=BasicBlock, blocks=(1, 1, 1, 1), params=1): ...
 

@@ -10,7 +10,7 @@ import typer
 
 import weights
 from weights.registry import located
-from zoo.variants import variants
+from zoo.variants import of_all_tasks
 
 COLON = "ZOO_COLON_IS_A_WORD"
 """Is set where a shell takes the colon of NAME:TAG for a word of its own, and so replaces only what stands behind it."""
@@ -45,8 +45,8 @@ def names(incomplete: str) -> list[str]:
     """Complete a network's name, or NAME:TAG from the colon on."""
     name, colon, tag = incomplete.partition(":")
     if not colon:
-        return _begun(variants(), incomplete)
-    known = next((one for one in variants() if one.lower() == name.lower()), None)
+        return _begun(of_all_tasks(), incomplete)
+    known = next((one for one in of_all_tasks() if one.lower() == name.lower()), None)
     found = _begun(_tags(known), tag) if known else []
     return found if os.environ.get(COLON) else [AnyCase(f"{known}:{tag}") for tag in found]
 
@@ -72,7 +72,7 @@ def tags(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete a tag of the network that the line names, else files: a checkpoint may be one."""
     words = [ctx.params.get("model"), *ctx.args]  # the parser leaves arguments alone where an option behind them has no value yet
     named = next((str(word) for word in words if word), "").partition(":")[0].lower()
-    known = next((one for one in variants() if one.lower() == named), None)
+    known = next((one for one in of_all_tasks() if one.lower() == named), None)
     return (_begun(_tags(known), incomplete) if known else []) or files(incomplete)
 
 

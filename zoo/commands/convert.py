@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from weights import ConvertError
 from weights.wording import escape
 from zoo.commands.completion import names
 from zoo.commands.console import (
@@ -24,6 +26,7 @@ from zoo.commands.console import (
     value_of,
     writable,
 )
+from zoo.variants import CLASSIFICATION
 
 if TYPE_CHECKING:
     from weights import Preprocessing
@@ -75,6 +78,7 @@ def convert(
     model: Annotated[
         str | None, typer.Option("--model", "-m", autocompletion=names, help="The network; recognised where it can be, if left out.")
     ] = None,
+    cfg: Annotated[Path | None, typer.Option(metavar="FILE", help="The .cfg of a Darknet detector; the one beside IN if left out.")] = None,
     framework: FromOption = "auto",
     to: Annotated[str, typer.Option("--to", help="OUT's format, or the naming of its tensors.")] = "auto",
     match: MatchOption = False,
@@ -124,6 +128,9 @@ def convert(
         written = format_or_naming(to)[0]
     with value_of("OUT"):
         for_writing(destination, written)
+    if detector := _detector(source, model, cfg):
+        _convert_detector(detector, source, destination, option, replace, unproven, require_proof, as_json)
+        return
     cls = chosen(source, model, framework)
     with _steps(quiet or as_json) as step:
         try:
@@ -225,3 +232,53 @@ def _shown(steps: Preprocessing) -> str:
     size = ", ".join(f"{name} {side}" for name, side in sides if side)
     mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (steps.mean, steps.std))
     return f"{size}, {steps.channel_order.upper()}, mean {mean}, std {std} of 0..1"
+
+
+def _detector(source: Path, model: str | None, cfg: Path | None) -> Any:
+    """Find the detector that a file is to be of: what is named, or for a .weights the one that its .cfg describes; None for others."""
+    from zoo.catalogue import any_class
+    from zoo.detection import Darknet, darknet
+    from zoo.variants import of_all_tasks, spelt
+
+    if cfg is not None:
+        return darknet(cfg)
+    if model is not None:
+        name = model.partition(":")[0]
+        known = of_all_tasks()
+        if known[spelt(name, known)].task == CLASSIFICATION:
+            return None
+        cls = any_class(name)
+        if not issubclass(cls, Darknet):
+            raise typer.BadParameter(f"{cls.__name__}'s files need no conversion: trained({cls.__name__}, FILE) takes them")
+        return cls
+    beside = source.with_suffix(".cfg")
+    if source.suffix == ".weights" and beside.is_file():
+        try:
+            return darknet(beside)
+        except ConvertError:  # a classifier's, which has no heads
+            return None
+    return None
+
+
+def _convert_detector(
+    cls: Any, source: Path, destination: Path, option: list[str] | None, replace: bool, unproven: bool, require_proof: bool, as_json: bool
+) -> None:
+    """Write a Darknet detector's file as safetensors, and say what proves it."""
+    from zoo.detection.conversion import compared, convert_darknet
+    from zoo.pretrained.trained import trained
+
+    if destination.suffix != ".safetensors":
+        raise typer.BadParameter(f"a detector is written as .safetensors, not '{destination.name}'", param_hint="OUT")
+    if destination.exists() and not replace:
+        raise FileExistsError(f"{destination} is there already; --replace puts the new one in its place")
+    network = trained(cls, source, **build_options(option, cls))
+    if require_proof and (why := compared(network, source).why):
+        raise ConvertError(f"nothing proves it: {why}")
+    found = convert_darknet(network, source, destination, replace=replace, unproven=unproven)
+    proven = found.worst is not None and not found.why
+    if as_json:
+        print_json({"written": str(destination), "network": cls.__name__, "tensors": found.tensors, "proven": proven, **asdict(found)})
+        return
+    told = f"{found.by} computes the same maps, to {found.worst:.1e} of their largest number" if proven else found.why
+    out.print(f"[{'green' if proven else 'yellow'}]{'PROVEN' if proven else 'UNPROVEN'}[/]: {escape(told)}", soft_wrap=True)
+    out.print(f"{found.tensors} tensors of {cls.__name__}: '{escape(str(destination))}'", soft_wrap=True)

@@ -20,13 +20,15 @@ from zoo.commands.speeds import speeds
 from zoo.pretrained.names import named
 from zoo.pretrained.records import find_record, nearest_with_weights, restriction
 from zoo.pretrained.search import IMAGENET, Entry, search
-from zoo.variants import Variant, networks, spelt, variants
+from zoo.variants import CLASSIFICATION, Variant, networks, of_all_tasks, spelt, variants
 
 Sort = Literal["accuracy", "params", "gmacs", "size", "speed"]
 SHOWN = 8
 """Checkpoints that `zoo info` shows on its screen."""
 WIDTHS = {"network": 18, "params": 7, "GMACs": 5, "MB": 4, "CPU ms": 6, "top-1": 5, "top-5": 5, "on": 8, "px": 3}
 """Columns that are never cut, whatever the terminal; the tag behind them may be."""
+USES = {CLASSIFICATION: "zoo predict PHOTO --model", "detection": "zoo detect PHOTO --model"}
+"""How a checkpoint is used, by its network's task."""
 WIDE = 110
 """Columns of a terminal from which on `zoo list` shows top-5 and licence too."""
 
@@ -48,10 +50,22 @@ def list_models(
     sort: Annotated[
         Sort | None, typer.Option(help="The most accurate, or the smallest, first; speed: the fastest on a CPU. By family if left out.")
     ] = None,
+    task: Annotated[str | None, typer.Option(help="Only networks for this task: classification, detection …; all if left out.")] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", "-c", help="A line for every checkpoint, not only the default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the networks and their default checkpoints."""
+    """List the networks and their default checkpoints; those for other tasks behind the classifiers."""
+    filtered = family is not None or min_top1 is not None or max_params is not None or max_gmacs is not None
+    filtered = filtered or licence is not None or data is not None or sort is not None
+    known = list(dict.fromkeys(one.task for one in of_all_tasks().values()))
+    if task is not None and task not in known:
+        raise typer.BadParameter(f"there are no networks for {task!r}; there are some for {', '.join(known)}", param_hint="--task")
+    if task not in (None, CLASSIFICATION) and filtered:
+        raise typer.BadParameter(f"the other filters are for classifiers; leave them out with --task {task}", param_hint="--task")
+    others = _others(pattern, [one for one in known if task in (None, one)]) if not filtered else []
+    if task not in (None, CLASSIFICATION) or (others and pattern is not None and not networks(pattern)):
+        _show_others(others, pattern, as_json)
+        return
     try:
         wanted = {"min_top1": min_top1, "max_params": max_params, "max_gmacs": max_gmacs, "license": licence, "data": data}
         found = search(family=family, all_checkpoints=checkpoints, **wanted)
@@ -63,7 +77,7 @@ def list_models(
     if sort is not None:
         found.sort(key=ORDERS[sort])
     if as_json:
-        print_json([_entry(e) for e in found])
+        print_json([*map(_entry, found), *map(_entry, others)])
         return
     if not found:
         asked = family is not None or min_top1 is not None or max_params is not None or licence is not None or data is not None
@@ -73,8 +87,41 @@ def list_models(
     noun = "checkpoint" if checkpoints else "network"
     told = f"GMACs: 10⁹ multiply-adds an image. MB: of the file, ~ if nobody says. CPU ms: {speeds().caption}; blank if not measured."
     out.print(f"[dim]{counted(len(found), noun)}. {told}[/dim]", soft_wrap=True)
-    others = "" if checkpoints else " Of each network its default weights are shown: --checkpoints shows all."
-    out.print(f"[dim]An accuracy holds for its images and its preprocessing: zoo info NETWORK.{others}[/dim]", soft_wrap=True)
+    every = "" if checkpoints else " Of each network its default weights are shown: --checkpoints shows all."
+    out.print(f"[dim]An accuracy holds for its images and its preprocessing: zoo info NETWORK.{every}[/dim]", soft_wrap=True)
+    if others:
+        _show_others(others, pattern, as_json=False)
+
+
+def _others(pattern: str | None, tasks: list[str]) -> list[Entry]:
+    """List networks for other tasks than classification, each with its default checkpoint or None."""
+    found = [variants(task)[name] for task in tasks if task != CLASSIFICATION for name in networks(pattern or "*", task)]
+    return [Entry(one, next((c for c in weights.checkpoints(one.name) if c.default), None)) for one in found]
+
+
+def _show_others(others: list[Entry], pattern: str | None, as_json: bool) -> None:
+    """Show networks for other tasks, a table a task."""
+    if as_json:
+        print_json([_entry(e) for e in others])
+        return
+    if not others:
+        raise UnknownWeights(f"no network is called like {pattern!r}; `zoo list` shows all {len(of_all_tasks())}.")
+    for task in dict.fromkeys(e.variant.task for e in others):
+        table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+        for heading in (f"for {task}", "params", "MB", "classes", "mAP", "px", "weights"):
+            table.add_column(heading, no_wrap=True, justify="left" if heading in (f"for {task}", "weights") else "right")
+        for e in (one for one in others if one.variant.task == task):
+            v, c = e.variant, e.checkpoint
+            facts = (
+                f"{v.params / 1e6:.2f}M",
+                _megabytes(v, c),
+                str(v.num_classes),
+                _metric(c, "map") or _metric(c, "map50"),
+                str(v.input_size),
+            )
+            table.add_row(e.name, *facts, escape(c.tag) if c else "[dim]none[/dim]")
+        out.print()
+        out.print(table)
 
 
 def matching(pattern: str) -> set[str]:
@@ -164,7 +211,7 @@ def info(
 ) -> None:
     """Show a network and its checkpoints on one screen; --full, or NAME:TAG, shows all that is known of them, or of that one."""
     name, tag = named(model)
-    known = variants()[name]
+    known = of_all_tasks()[name]
     rows = weights.checkpoints(name) if tag is None else (find_record(name, tag),)
     full = full or tag is not None
     if as_json:
@@ -186,12 +233,16 @@ def info(
         out.print(f"[dim]and {len(rows) - SHOWN} more: --full[/dim]")
     out.print(_about(known))
     if not rows:
+        if known.task != CLASSIFICATION:
+            out.print(f"No pretrained weights are known. Your own: trained({known.name}, FILE)")
+            return
         near = ", ".join(c.model for c in nearest_with_weights(known))
         out.print(f"No pretrained weights are known. Nearest with weights: {near}. Your own: zoo add FILE {known.name}:mine")
         return
     if not full:
         default = next((c for c in rows if c.default), rows[0])
-        out.print(f"\nuse: zoo predict PHOTO --model {known.name}:{default.tag}", soft_wrap=True)
+        if known.task in USES:
+            out.print(f"\nuse: {USES[known.task]} {known.name}:{default.tag}", soft_wrap=True)
         out.print("[dim]preprocessing, sources, hashes and licences of each: --full[/dim]", soft_wrap=True)
         return
     for c in rows:
@@ -219,7 +270,10 @@ def _about(known: Variant) -> Table:
     facts = {
         "": known.about,
         "parameters": f"{known.params:,}",
-        "multiply-adds": f"{_gmacs(known)}·10⁹ an image of {known.input_size}x{known.input_size} px; it takes {known.min_size} px and more",
+        "multiply-adds": f"{_gmacs(known)}·10⁹ an image of {known.input_size}x{known.input_size} px; it takes {known.min_size} px and more"
+        if known.multiply_adds is not None
+        else "",
+        "task": "" if known.task == CLASSIFICATION else f"{known.task}, {known.num_classes} classes, images of {known.input_size} px",
         "CPU": f"{cost} ms: {speeds().caption}" if cost else "",
         "family, paper": f"{known.family}, {known.paper}",
     }
@@ -249,8 +303,10 @@ def _entry(entry: Entry) -> dict[str, Any]:
 
 def _facts(c: Checkpoint) -> dict[str, str]:
     p = c.preprocessing
+    how = "both sides" if p.squash else "all of it, in its shape, on grey," if p.letterbox else "the shorter side"
+    bound = f", the longer one to {p.longest} px at most" if p.longest else ""
     steps = [
-        f"resize {'both sides' if p.squash else 'the shorter side'} to {p.resize} px ({p.interpolation})" if p.resize else "",
+        f"resize {how} to {p.resize} px{bound} ({p.interpolation})" if p.resize else "",
         f"centre crop {p.crop} px" if p.crop else "",
     ]
     scale = f"mean {', '.join(f'{v:g}' for v in p.mean)}, std {', '.join(f'{v:g}' for v in p.std)} of {p.channel_order.upper()} 0..1"

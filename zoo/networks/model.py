@@ -1,48 +1,23 @@
-"""The base of every network: class keywords become configuration, variants register themselves, body and head are separate."""
+"""The base of every classifier: its variants are class lines, and its body and head are separate."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from weights.arguments import did_you_mean, python_scalar, unknown_keyword, whole
+from zoo.networks.published import Published
 
 if TYPE_CHECKING:
-    from weights import Checkpoint
     from zoo.labels import Origin
 
 CATALOGUE: dict[str, type[Model]] = {}
-"""Every published variant by its class name, in the order of definition."""
-
-WORDS = {
-    "pretrained": "{0}() is untrained; trained({0}) loads pretrained weights",
-    "weights": "{0}() is untrained; trained({0}, TAG) loads the weights of that tag, URL or path",
-    "checkpoint": "{0}() is untrained; trained({0}, PATH) loads a file",
-    "device": '{0}().to("cuda") moves it',
-    "dtype": "{0}().to(torch.bfloat16) changes it",
-    "features_only": "features({0}(), ...) and pyramid({0}()) give inner maps",
-}
-"""What to do instead of other libraries' words; {0} is the class."""
-KINDS: dict[type, tuple[tuple[type, ...], str]] = {
-    bool: ((bool,), "true or false"),
-    int: ((int,), "a whole number"),
-    float: ((int, float), "a number"),
-    str: ((str,), "a word"),
-}
-"""What an option may be whose default is of this kind."""
+"""Every published classifier by its class name, in the order of definition."""
 
 
-class Model(nn.Module):
+class Model(Published):
     """A network for images with two halves: ``forward(x) == forward_head(forward_body(x))``.
-
-    A family derives from it and declares its configuration as ``ClassVar`` annotations; a variant is one class line that
-    sets them as class keywords, and `params` makes it a member of `CATALOGUE`. A keyword that no family declares raises
-    ``TypeError`` when the class is created.
 
     The body of a convolutional network gives a map (B, C, H', W'), the body of a transformer tokens (B, L, C), with class
     and register tokens first. The head turns either into logits: by a mean over places, or by one token. What enters the first of
@@ -52,10 +27,8 @@ class Model(nn.Module):
     this class uses itself raises ``TypeError`` when a layer is assigned to it.
     """
 
-    params: ClassVar[int]
-    """Published number of trainable parameters with the default constructor arguments."""
-    paper: ClassVar[str]
-    """Link to the paper whose table the variant comes from."""
+    task = "classification"
+    catalogue = CATALOGUE
     input_size: ClassVar[int] = 224
     """Side in pixels of the images that the variant was published with."""
     fixed_size: ClassVar[bool] = False
@@ -64,59 +37,19 @@ class Model(nn.Module):
     """Whether the constructor's `image_size` builds a `fixed_size` network for images of another size."""
     size_multiple: ClassVar[int] = 1
     """Both sides of an image are a multiple of this many pixels: of a patch, or of a window at the last stage."""
-    min_size: ClassVar[int] = 1
-    """Smallest side in pixels that the network's arithmetic allows."""
     first_layer: ClassVar[str]
     """Name of the convolution that reads the image: of patches, in a transformer."""
     classifiers: ClassVar[tuple[str, ...]]
     """Names of the layers that have one output per class; an auxiliary head's layer counts when the network has it."""
 
-    num_classes: int
-    in_channels: int
-    checkpoint: Checkpoint | None = None
-    """The record of the weights that `trained` loaded, or None."""
     classes: tuple[Origin, ...] | None = None
     """Where each row of the classifier comes from, if ``trained(…, classes=[…])`` chose them."""
-
-    if TYPE_CHECKING:  # layers that a loop has added are unknown to type checkers, and nn.Module says they may be tensors
-
-        def __getattr__(self, name: str) -> Any: ...
-
-    def __init_subclass__(cls, **config: Any) -> None:
-        super().__init_subclass__()
-        declared = {
-            name
-            for base in cls.__mro__
-            for name, annotation in inspect.get_annotations(base).items()
-            if str(annotation).startswith(("ClassVar", "typing.ClassVar"))
-        }
-        for name, value in config.items():
-            if name not in declared:
-                hint = did_you_mean(name, declared) or f"; it declares {', '.join(sorted(declared))}"
-                raise TypeError(f"{cls.__name__}: {cls.__bases__[0].__name__} has no class keyword {name!r}{hint}")
-            setattr(cls, name, value)
-        if "__init__" in vars(cls):
-            cls.__init__ = _checked(cls.__init__)
-        if "params" in config:
-            if CATALOGUE.get(cls.__name__, cls).__module__ != cls.__module__:
-                raise TypeError(f"{cls.__name__} is published already; a network of your own takes another name, or no params")
-            CATALOGUE[cls.__name__] = cls
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a layer whose name hides one of this class could not be reached."""
         if isinstance(value, nn.Module | nn.Parameter) and hasattr(type(self), name):
             raise TypeError(f"{type(self).__name__}: no layer can be called {name!r}, which Model uses itself; name it {name}_layer, say")
         super().__setattr__(name, value)
-
-    @classmethod
-    def variant(cls) -> type[Model]:
-        """Return the published variant that this class is, or derives from; the class itself where there is none."""
-        return next((base for base in cls.__mro__ if "params" in vars(base)), cls)
-
-    @classmethod
-    def family(cls) -> type[Model]:
-        """Return the family's class, ResNet for ResNet50."""
-        return cls.variant().__mro__[1]
 
     def forward_body(self, x: Tensor) -> Tensor:
         """Compute the last map (B, C, H', W'), or tokens (B, L, C), of images (B, `in_channels`, H, W)."""
@@ -189,32 +122,6 @@ class Model(nn.Module):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
-
-
-def _checked(build: Callable[..., None]) -> Callable[..., None]:
-    """Let a constructor take whole numbers of any library, and name the public class and the right word in its errors."""
-    known = list(inspect.signature(build).parameters.values())[1:]
-    names = [one.name for one in known]
-    usual = {one.name: one.default for one in known}
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in known)
-
-    @wraps(build)
-    def init(self: Model, *args: Any, **options: Any) -> None:
-        called = type(self).__name__
-        for word in () if takes_all else options:
-            if word not in names:
-                raise unknown_keyword(f"{called}()", word, names, {key: todo.format(called) for key, todo in WORDS.items()})
-        given = dict(zip(names, args, strict=False)) | options
-        counts = {name: whole(name, given[name]) for name in ("num_classes", "in_channels") if name in given}
-        placed = [counts.get(name, python_scalar(value)) for name, value in zip(names, args, strict=False)]
-        named = {name: counts.get(name, python_scalar(value)) for name, value in options.items()}
-        for name, value in (dict(zip(names, placed, strict=False)) | named).items():
-            kinds, what = KINDS.get(type(usual.get(name)), ((), ""))
-            if kinds and type(value) not in kinds:
-                raise TypeError(f"{called}'s {name} is {what}, {usual[name]!r} by default, not {value!r:.60}")
-        build(self, *placed, *args[len(placed) :], **named)
-
-    return init
 
 
 def check_images(x: Tensor, takes: Any, name: str) -> None:

@@ -22,6 +22,7 @@ from zoo.images.preprocess import is_many, named_images, preprocess_named
 from zoo.kernels import Fast
 from zoo.labels import Label, labels
 from zoo.networks.model import Model
+from zoo.networks.published import Published
 from zoo.pretrained.names import named
 from zoo.pretrained.offline import usual
 from zoo.pretrained.trained import trained
@@ -161,6 +162,9 @@ def _own(model: Any) -> Model | Fast:
     """
     if isinstance(model, Model) or (isinstance(model, Fast) and hasattr(model, "checkpoint")):
         return model
+    if isinstance(model, Published):
+        verb = {"detection": "; detect(model, images) finds the things on them"}.get(model.task, "")
+        raise TypeError(f"predict() takes a classifier, and {type(model).__name__} is a network for {model.task}{verb}")
     if isinstance(model, nn.Module):
         todo = (
             "load its weights into the zoo's network of that name, trained(ResNet50, FILE), or call it yourself on images that you prepared"

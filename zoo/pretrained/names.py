@@ -9,7 +9,7 @@ from typing import TypeVar
 from weights import UnknownWeights
 from weights.places import at_home
 from zoo.pretrained.run_folder import is_run, read_row, unfinished
-from zoo.variants import spelt, variants
+from zoo.variants import of_all_tasks, spelt
 
 TORCHVISIONS = re.compile(r"(\w+)_Weights\.(?!DEFAULT)(\w+)")
 """How torchvision's own functions take checkpoints as words, "ResNet50_Weights.IMAGENET1K_V2"."""
@@ -77,7 +77,7 @@ def of_network(name: str, weights: W) -> W | str:
     first, colon, tag = weights.partition(":")
     if colon and first.lower() == name.lower():
         return tag
-    other = next((known for known in variants() if colon and known.lower() == first.lower()), None)
+    other = next((known for known in of_all_tasks() if colon and known.lower() == first.lower()), None)
     if other is not None:
         raise UnknownWeights(f"{weights} is a checkpoint of {other}, not of {name}: name it alone, {other}:{tag}")
     return weights

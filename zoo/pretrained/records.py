@@ -13,7 +13,7 @@ import weights
 from weights import Checkpoint, NoPretrainedWeights, UnknownWeights, WeightsError, header
 from weights.places import file_name
 from weights.record import BY_NETWORK, PERMISSIVE
-from zoo.variants import Variant, spelt, variants
+from zoo.variants import CLASSIFICATION, Variant, of_all_tasks, spelt, variants
 
 
 def find_record(network: str | Variant, named: str | None = None) -> Checkpoint:
@@ -31,7 +31,7 @@ def find_record(network: str | Variant, named: str | None = None) -> Checkpoint:
         NoPretrainedWeights: no checkpoint of this network is known; the message names the nearest that have some.
         UnknownWeights: no checkpoint has this tag.
     """
-    known = variants()[network] if isinstance(network, str) else network
+    known = of_all_tasks()[network] if isinstance(network, str) else network
     if named is not None and "://" in named:
         registered = (c for c in weights.checkpoints(known.name) if named in c.sources)
         return next(registered, None) or unknown(known, named)
@@ -141,6 +141,8 @@ def _as_network(source: Path, destination: Path, record: Checkpoint) -> str:
 
 
 def _no_weights(network: Variant) -> str:
+    if network.task != CLASSIFICATION:
+        return f"no pretrained weights of {network.name} are known. If you have a file: trained({network.name}, FILE)."
     near = []
     for c in nearest_with_weights(network):
         accuracy = f", top-1 {c.metrics['top1']:.2f} %" if "top1" in c.metrics else ""

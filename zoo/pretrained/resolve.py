@@ -61,7 +61,7 @@ def find(
         new_head: whether the file may lack a classifier.
     """
     name = model.variant().__name__
-    if named is not None and "://" not in os.fspath(named) and _is_path(name, named):
+    if named is not None and "://" not in os.fspath(named) and is_path(name, named):
         path = at_home(named)
         if not path.exists():
             tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
@@ -82,7 +82,7 @@ def find(
         record = unknown(described(model), str(path), sha256=sha256)
         if format == "pytorch":
             with sandbox.read(path, format, data=buffer, weights_of=weights_of) as opened:
-                return _known(record, sha256, model, options, lambda: beside_file(path, model), buffer), _loaded(opened.tensors, path)
+                return _known(record, sha256, model, options, lambda: beside_file(path, model), buffer), loaded(opened.tensors, path)
         with _about(path):
             noted = _noted(record, header.metadata(buffer), model)
             tensors = chosen(safetensors.tensors(buffer), weights_of, path)
@@ -144,7 +144,7 @@ def _foreign(
             raise
         foreign = open_foreign(path, model, headless=True, **asked, **options)
     with foreign.source:
-        tensors = _loaded(foreign.adopted.tensors, path)
+        tensors = loaded(foreign.adopted.tensors, path)
     sha256 = file_sha256(path)
     known = {"options": {k: v for k, v in foreign.options.items() if k not in options}, "sha256": sha256, "labels": foreign.labels}
     record, steps = unknown(described(model), str(path), **known), _steps(foreign.preprocessing)
@@ -153,7 +153,8 @@ def _foreign(
     return replace(record, preprocessing=replace(record.preprocessing, **steps)), tensors
 
 
-def _loaded(tensors: Mapping[str, Stored], path: Path) -> dict[str, Tensor]:
+def loaded(tensors: Mapping[str, Stored], path: Path) -> dict[str, Tensor]:
+    """Read the tensors of an open file; NaN and infinity are refused."""
     from convert.formats._torch import as_tensor
 
     return _finite({name: as_tensor(stored.array()).contiguous() for name, stored in tensors.items()}, path)
@@ -194,7 +195,7 @@ def _steps(told: Mapping[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in told.items() if k in Preprocessing.__dataclass_fields__}
 
 
-def _is_path(model: str, named: str | os.PathLike[str]) -> bool:
+def is_path(model: str, named: str | os.PathLike[str]) -> bool:
     """Tell a path from a tag: a registered tag is one, even where a file of that name lies around."""
     path = at_home(named)
     if isinstance(named, os.PathLike) or os.sep in named:

@@ -10,7 +10,7 @@ import weights
 from weights import Checkpoint
 from weights.arguments import forgiving
 from weights.record import PERMISSIVE
-from zoo.variants import Variant, variants
+from zoo.variants import Variant, of_all_tasks, variants
 
 log = logging.getLogger("zoo")
 FREE = "permissive"
@@ -90,7 +90,7 @@ def search(
     rows: dict[str, list[Checkpoint]] = {}
     for c in known_rows:
         rows.setdefault(c.model, []).append(c)
-    for name in rows.keys() - known_networks.keys():
+    for name in rows.keys() - of_all_tasks().keys():
         log.warning("a registry names weights of %s, and there is no such network", name)
     found = []
     for name, one in known_networks.items():

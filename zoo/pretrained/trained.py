@@ -16,18 +16,21 @@ from convert.formats import safetensors
 from convert.source import CONVENTIONS, SPATIALS, meant
 from weights import BadRecord, Checkpoint, WeightsMismatch, recognise
 from weights.arguments import forgiving, unknown_keyword, whole
-from zoo.catalogue import model_class
+from zoo.catalogue import any_class
 from zoo.extraction.dilation import dilate, whole_stride
 from zoo.images.preprocess import at_size, with_channels
 from zoo.labels import labels as labels_named
 from zoo.networks.assignment import assign
 from zoo.networks.model import Model
+from zoo.networks.published import Published
 from zoo.pretrained.classes import choose_classes, class_list
 from zoo.pretrained.heads import adapt_stem, remove_head, replace_head
 from zoo.pretrained.names import named, of_network
+from zoo.pretrained.other_tasks import trained_other
 from zoo.pretrained.resolve import find
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=Published)
+C = TypeVar("C", bound=Model)
 
 WORDS = {
     "pretrained": "trained() always loads pretrained weights, and {0}() none; leave it out",
@@ -66,7 +69,8 @@ def trained(
         >>> trained("resnet50:imagenet1k_v1")  # doctest: +SKIP
 
     Args:
-        model: a class of the catalogue, `VGG19`, or one that derives from it; or what is called NAME or NAME:TAG, in any case.
+        model: a class of a catalogue, `VGG19` or `YOLOv3Tiny`, or one that derives from it; or what is called NAME or NAME:TAG, in any
+            case.
         weights: None for the default checkpoint, the tag of another in any case, "hf://org/repo[@revision][/file]", "https://…",
             or a path. A known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
             `convert.formats` reads; its options and preprocessing come from the file and from its naming. Or to the folder of a
@@ -113,6 +117,12 @@ def trained(
     if verify not in ("load", "stamp"):
         raise ValueError(f'verify is "load" or "stamp", got {verify!r}')
     told = meant("kernel_convention", kernel_convention, CONVENTIONS), meant("spatial", spatial, SPATIALS)
+    if not issubclass(cls, Model):
+        asked = {"classes": wanted, "output_stride": output_stride, "in_channels": in_channels}
+        _only_classifiers(cls, asked | {"kernel_convention": told[0], "spatial": told[1]})
+        how = {"verify": verify, "progress": progress, "frozen": frozen}
+        other = trained_other(cls, weights, num_classes=num_classes, weights_of=weights_of, options=options, **how)
+        return cast("M", other)
     record, tensors = find(cls, weights, verify, progress, frozen, told, num_classes is not None, options, weights_of)
     network, state = _build(cls, record, tensors, options)
     fresh = num_classes is not None and _without_head(network, state)
@@ -140,8 +150,8 @@ def trained(
 
 def _meant(model: type[M] | str, weights: Any) -> tuple[type[M], str | os.PathLike[str] | None]:
     """Find the class and the weights that are named, and refuse what names none."""
-    if not isinstance(model, str) and not (inspect.isclass(model) and issubclass(model, Model)):
-        if isinstance(model, Model):
+    if not isinstance(model, str) and not (inspect.isclass(model) and issubclass(model, Published)):
+        if isinstance(model, Published):
             name = type(model).__name__
             raise TypeError(f"trained() builds the network itself, of its class or name: trained({name}), not trained({name}())")
         shown = repr(model)
@@ -152,11 +162,18 @@ def _meant(model: type[M] | str, weights: Any) -> tuple[type[M], str | os.PathLi
         raise TypeError(f"weights are named by a tag, a URL or a path, not by {weights!r}{hint}")
     if isinstance(model, str):
         name, weights = named(model, weights)
-        return cast("type[M]", model_class(name)), weights
+        return cast("type[M]", any_class(name)), weights
     return model, of_network(model.variant().__name__, weights)
 
 
-def _check_options(model: type[Model], options: Mapping[str, Any]) -> None:
+def _only_classifiers(cls: type[Published], asked: Mapping[str, Any]) -> None:
+    """Refuse what holds for classifiers alone."""
+    for name, value in asked.items():
+        if value is not None:
+            raise TypeError(f"{name}={value!r:.60} is for classifiers, and {cls.__name__} is a network for {cls.task}: leave it out")
+
+
+def _check_options(model: type[Published], options: Mapping[str, Any]) -> None:
     """Refuse constructor keywords that the network does not take, before anything is fetched."""
     known = inspect.signature(model).parameters
     if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
@@ -170,7 +187,7 @@ def _check_options(model: type[Model], options: Mapping[str, Any]) -> None:
             model(**options)
 
 
-def assemble(model: type[M], record: Checkpoint, buffer: memoryview) -> M:
+def assemble(model: type[C], record: Checkpoint, buffer: memoryview) -> C:
     """Build the network of a record from the bytes of its safetensors file, in eval mode; raises as `trained` does."""
     network, state = _build(model, record, safetensors.tensors(buffer), {})
     if _headless(record):
@@ -181,7 +198,7 @@ def assemble(model: type[M], record: Checkpoint, buffer: memoryview) -> M:
     return network
 
 
-def _build(model: type[M], record: Checkpoint, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[M, dict[str, Tensor]]:
+def _build(model: type[C], record: Checkpoint, tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> tuple[C, dict[str, Tensor]]:
     """Build the network that the tensors fit, on the meta device, and give the tensors its names."""
     accepted = inspect.signature(model).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values())

@@ -1,1 +1,8 @@
-"""A class for every pixel: networks that end in a map as large as the image."""
+"""A class for every pixel: `segment` finds them, segmenters of any family answer it, and a confusion of pixels says how well they do."""
+
+from zoo.segmentation.measures import PixelConfusion, PixelMeasures
+from zoo.segmentation.run import Segmentation, segment
+from zoo.segmentation.segmenter import SEGMENTERS, Segmenter
+from zoo.segmentation.unet import UNet
+
+__all__ = ["SEGMENTERS", "PixelConfusion", "PixelMeasures", "Segmentation", "Segmenter", "UNet", "segment"]

@@ -17,6 +17,7 @@ from PIL import Image
 
 from zoo import CATALOGUE, ResNet18, ResNet20, trained
 from zoo.commands.app import main
+from zoo.variants import of_all_tasks
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def out(capsys: pytest.CaptureFixture[str]) -> str:
 def test_list_shows_every_network(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--json"]) == 0
     names = [row["network"] for row in json.loads(out(capsys))]
-    assert names == list(CATALOGUE)
+    assert names == list(of_all_tasks())
+    assert names[: len(CATALOGUE)] == list(CATALOGUE)
 
 
 def test_list_filters_by_family_accuracy_size_and_licence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,28 +27,28 @@ PROGRAMS = 528
 """Four for each of an H100's multiprocessors."""
 
 
-def reference(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """Compute ``1 + weight * norm / (mean(norm) + eps)``, the norm of each channel over an image's pixels, its mean over the channels.
+def reference(x: Tensor, scale: Tensor, *, eps: float) -> Tensor:
+    """Compute ``1 + scale * norm / (mean(norm) + eps)``, the norm of each channel over an image's pixels, its mean over the channels.
 
     Args:
         x: map (N, C, H, W), channels_last, maybe a channel slice.
-        weight: float32 (C,).
+        scale: float32 (C,), the paper's gamma.
         eps: added to the mean.
 
     Returns:
         Map (N, C, 1, 1), float32 (float64 of float64), whatever `x` is.
     """
     norm = x.to(torch.promote_types(x.dtype, torch.float32)).square().sum((2, 3), keepdim=True).sqrt()
-    return 1 + weight.to(norm.dtype).view(1, -1, 1, 1) * norm / (norm.mean(1, keepdim=True) + eps)
+    return 1 + scale.to(norm.dtype).view(1, -1, 1, 1) * norm / (norm.mean(1, keepdim=True) + eps)
 
 
 @of(reference)
-def supports(x, weight, **_) -> str:
+def supports(x, scale, **_) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
-    if weight is None or not per_channel(x, weight):
-        return "the weight is not float32, one for each channel"
+    if scale is None or not per_channel(x, scale):
+        return "the scale is not float32, one for each channel"
     if not 0 < x.shape[1] <= WIDEST:
         return f"not 1 to {WIDEST} channels"
     if x.shape[2] * x.shape[3] == 0:
@@ -87,7 +87,7 @@ def _squares(
 
 
 @triton.jit
-def _gate(squares, weight, out, channels, parts, out_step, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def _gate(squares, scale, out, channels, parts, out_step, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """Make the gate of one image of its parts' sums."""
     begin(OVERLAP)
     image = tl.program_id(0)
@@ -98,7 +98,7 @@ def _gate(squares, weight, out, channels, parts, out_step, eps, BLOCK: tl.conste
         total += tl.load(squares + (image * parts + part) * channels + c, mask=there, other=0.0)
     norm = tl.sqrt(total)
     mean = tl.sum(norm, axis=0) / channels
-    y = 1 + tl.load(weight + c, mask=there, other=0.0) * (norm / (mean + eps))
+    y = 1 + tl.load(scale + c, mask=there, other=0.0) * (norm / (mean + eps))
     tl.store(out + image * out_step + c, y, mask=there)
 
 
@@ -116,7 +116,7 @@ def configs(x, **_) -> list[dict[str, int]]:
 
 
 @launches(reference, configs)
-def launch(x, weight, eps, config, out: Tensor | None = None) -> Tensor:
+def launch(x, scale, eps, config, out: Tensor | None = None) -> Tensor:
     """Run the kernels; see `reference`. `out`, (N, C, 1, 1) in float32, may be a channel slice."""
     n, c, h, w = x.shape
     out = torch.empty((n, c, 1, 1), dtype=torch.float32, device=x.device, memory_format=torch.channels_last) if out is None else out
@@ -132,7 +132,7 @@ def launch(x, weight, eps, config, out: Tensor | None = None) -> Tensor:
     )  # fmt: skip
     wide = triton.next_power_of_2(c)
     _gate[(n,)](
-        squares, weight, out, c, parts, pixel_stride(out) or c, eps, BLOCK=wide, num_warps=min(16, max(1, wide // 256)), **overlap(x)
+        squares, scale, out, c, parts, pixel_stride(out) or c, eps, BLOCK=wide, num_warps=min(16, max(1, wide // 256)), **overlap(x)
     )
     return out
 
@@ -166,4 +166,4 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
     draw = Drawing(*how)
     x = draw.map(case["shape"], case.get("wide", 0)).mul_(case.get("factor", 1.0))
-    return {"x": x, "weight": draw.normal(case["shape"][1]), "eps": 1e-6}
+    return {"x": x, "scale": draw.normal(case["shape"][1]), "eps": 1e-6}

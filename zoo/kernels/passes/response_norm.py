@@ -27,7 +27,7 @@ def gate_responses(graph: Graph) -> None:
             if found is None:
                 continue
             weight, bias, eps = found
-            attrs = {"weight": weight, "eps": eps}
+            attrs = {"scale": weight, "eps": eps}
             gate = Node("response_gate", [x], attrs, (*x.shape[:2], 1, 1), x.dtype, ["x"], other.layers)
             product = Node("gate", [x, gate], {}, node.shape, node.dtype, ["x", "gate"], node.layers)
             graph.nodes += [gate, product]

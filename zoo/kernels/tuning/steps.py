@@ -60,14 +60,14 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 
 _WEIGHTS: dict[str, tuple[str, ...]] = {
-    "response_gate": (), "join": ("weight", "weight2", "next_weight"), "squeeze_excite": ("weight1", "weight2"),
+    "join": ("weight", "weight2", "next_weight"), "squeeze_excite": ("weight1", "weight2"),
 }  # fmt: skip
 
 _VECTORS: dict[str, tuple[str, ...]] = {
     "join": ("bias", "next_bias"), "squeeze_excite": ("bias1", "bias2"),
     "pool": ("scale", "shift"), "global_pool": ("scale", "shift"), "pointwise": ("scale", "shift"),
     "layer_norm": ("scale", "shift"),
-    "window_attention": ("bias", "scale", "region"), "response_gate": ("weight",),
+    "window_attention": ("bias", "scale", "region"), "response_gate": ("scale",),
     "conv": ("bias", "scale", "shift"),
 }  # fmt: skip
 
@@ -137,7 +137,7 @@ def arguments(node: Node, op: str, setting: Setting, out_dtype: torch.dtype | No
     for name in _VECTORS.get(op, ("bias",)):
         value = attrs.get(name)
         found[name] = None if value is None else value.to(setting.device, torch.float32)
-    if op in ("pool", "global_pool", "pointwise", "layer_norm", "window_attention"):
+    if op in ("pool", "global_pool", "pointwise", "layer_norm", "window_attention", "response_gate"):
         found.pop("weight", None)
     for bias, weight in _NEEDED.get(op, ()):
         if found[bias] is None and found[weight] is not None:

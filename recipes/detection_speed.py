@@ -1,0 +1,151 @@
+"""Time detectors and segmenters: fast(model) beside the plain network and torch.compile, in turns, medians.
+
+    python recipes/detection_speed.py                       on the current GPU, bfloat16
+    python recipes/detection_speed.py --device cpu --tiny   small images and few rounds, to see that it runs
+    python recipes/detection_speed.py --json figures.json   the figures as JSON too
+
+Each case is a batch of photographs of one size, already on the device. All three answer before any is timed, and what the fast network
+and torch.compile find is compared with the plain one. A figure is the median of the rounds; in each round every contestant runs once.
+Weights are drawn, and the last layers scaled so that many boxes are found, as trained networks find them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo import fast
+from zoo.catalogue import any_class
+
+CASES: dict[str, tuple[int, int, int]] = {
+    "FasterRCNN_ResNet50_FPN": (8, 800, 1333),
+    "RetinaNet_ResNet50_FPN": (8, 800, 1333),
+    "SSDlite320_MobileNet_V3_Large": (32, 320, 320),
+    "DeepLabV3_ResNet50": (8, 520, 520),
+}
+"""Batch, height and width by network."""
+TINY = (2, 96, 128)
+SPREAD = 1.5
+"""Standard deviation of the logits of the drawn networks."""
+
+
+def lively(network: Any, photographs: list[Tensor]) -> None:
+    """Scale the last layers of a drawn detector so that its classes differ."""
+    hooks: list[Any] = []
+
+    def scaled(layer: Any, arguments: Any, output: Tensor) -> Tensor | None:
+        found = float(output.float().std())
+        if found <= SPREAD * 1.001 and getattr(layer, "scaled", False):
+            return None
+        layer.weight.data *= SPREAD / max(found, 1e-6)
+        layer.scaled = True
+        return layer(*arguments)
+
+    scores = [name for name in network.classifiers if not name.endswith("bbox_pred")]
+    hooks += [network.get_submodule(name).register_forward_hook(scaled) for name in scores]
+    with torch.no_grad():
+        network(photographs)
+    for hook in hooks:
+        hook.remove()
+
+
+def made(name: str, batch: int, height: int, width: int, device: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:
+    """Build a network on the device, and the call that is timed."""
+    torch.manual_seed(0)
+    network: Any = any_class(name)().eval().to(device)
+    random = torch.Generator().manual_seed(1)
+    images = torch.rand(batch, 3, height, width, generator=random).to(device)
+    if network.task == "segmentation":
+        return network, lambda model: model(images)["out"]
+    photographs = list(images)
+    lively(network, photographs[:1])
+    return network, lambda model: model(photographs)
+
+
+def agreement(found: Any, expected: Any) -> float:
+    """Return which part of the expected answers was found: classes of pixels, or boxes by their number."""
+    if isinstance(expected, Tensor):
+        return float((found.argmax(1) == expected.argmax(1)).float().mean())
+    pairs = [(len(one["boxes"]), len(other["boxes"])) for one, other in zip(found, expected, strict=True)]
+    return sum(min(pair) for pair in pairs) / max(1, sum(max(pair) for pair in pairs))
+
+
+def timed(call: Callable[[], Any], device: str) -> float:
+    """Return the milliseconds of one call."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+@torch.no_grad()
+def measure(name: str, shape: tuple[int, int, int], device: str, dtype: torch.dtype, rounds: int, compiled: bool) -> dict[str, Any]:
+    """Time one network's contestants in turns."""
+    network, call = made(name, *shape, device)
+
+    def eager() -> Any:
+        with torch.autocast(device.partition(":")[0], dtype, enabled=dtype != torch.float32):
+            return call(network)
+
+    expected = call(network)
+    quick = fast(network, device, dtype)
+    contestants: dict[str, Callable[[], Any]] = {"eager": eager, "fast": lambda: call(quick)}
+    if compiled:
+        graph: Any = torch.compile(network)
+
+        def by_compile() -> Any:
+            with torch.autocast(device.partition(":")[0], dtype, enabled=dtype != torch.float32):
+                return call(graph)
+
+        contestants["compile"] = by_compile
+    agree = {which: agreement(one(), expected) for which, one in contestants.items()}
+    for one in contestants.values():
+        one()
+    times: dict[str, list[float]] = {which: [] for which in contestants}
+    for number in range(rounds):
+        order = list(contestants) if number % 2 else list(contestants)[::-1]
+        for which in order:
+            times[which].append(timed(contestants[which], device))
+    medians = {which: statistics.median(some) for which, some in times.items()}
+    rival = min(value for which, value in medians.items() if which != "fast")
+    return {"network": name, "shape": shape, "ms": medians, "agreement": agree, "ratio": rival / medians["fast"]}
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"some of {', '.join(CASES)}; all if left out")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU and float32 on a CPU if left out")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--tiny", action="store_true", help="small images and two rounds")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--json", type=Path, default=None, help="write the figures there, too")
+    asked = parser.parse_args()
+    dtype = getattr(torch, asked.dtype or ("bfloat16" if asked.device.startswith("cuda") else "float32"))
+    machine = torch.cuda.get_device_name() if asked.device.startswith("cuda") else "CPU"
+    print(f"{machine}, torch {torch.__version__}, {dtype}")
+    found: list[dict[str, Any]] = []
+    for name in asked.networks or CASES:
+        shape = TINY if asked.tiny else CASES[name]
+        found.append(measure(name, shape, asked.device, dtype, 2 if asked.tiny else asked.rounds, not asked.no_compile))
+        row = found[-1]
+        figures = ", ".join(f"{which} {value:.2f} ms (agrees {row['agreement'][which]:.3f})" for which, value in row["ms"].items())
+        print(f"{name} {'x'.join(map(str, shape))}: {figures}; {row['ratio']:.2f}x the faster rival", flush=True)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "dtype": str(dtype), "rows": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

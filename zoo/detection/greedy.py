@@ -1,0 +1,112 @@
+"""Non-maximum suppression: of boxes of a class that overlap, the most probable stays. On the device, for a whole batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+MOST_PAIRS = 1 << 24
+"""Pairs of boxes that are compared at once: 64 MiB a number."""
+Overlap = Callable[[Tensor, Tensor], Tensor]
+
+
+def overlap(first: Tensor, second: Tensor) -> Tensor:
+    """Return the intersection over union of boxes (…, 4), left, top, right, bottom; 0 where either has no area."""
+    corner = torch.maximum(first[..., :2], second[..., :2])
+    sides = (torch.minimum(first[..., 2:], second[..., 2:]) - corner).clamp_min(0)
+    inside = sides[..., 0] * sides[..., 1]
+    union = _area(first) + _area(second) - inside
+    return torch.where((inside > 0) & (union > 0), inside / union, torch.zeros_like(inside))
+
+
+def _area(boxes: Tensor) -> Tensor:
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def distant_overlap(beta: float) -> Overlap:
+    """Return Darknet's overlap that forgives distance: that of `overlap` less (d / c)^beta.
+
+    d is the squared distance of the boxes' middles, c the squared diagonal of what holds both.
+    """
+
+    def measured(first: Tensor, second: Tensor) -> Tensor:
+        sides = torch.maximum(first[..., 2:], second[..., 2:]) - torch.minimum(first[..., :2], second[..., :2])
+        diagonal = (sides**2).sum(-1)
+        apart = (((first[..., :2] + first[..., 2:]) - (second[..., :2] + second[..., 2:])) / 2).square().sum(-1)
+        share = torch.where(diagonal > 0, apart / diagonal, torch.zeros_like(apart))
+        return overlap(first, second) - share**beta
+
+    return measured
+
+
+def suppress(boxes: Tensor, scores: Tensor, groups: Tensor, limit: float, measure: Overlap = overlap) -> Tensor:
+    """Choose the boxes that stay, greedily: the most probable first, and none that overlaps one that stays in its group.
+
+    Args:
+        boxes: (N, 4), left, top, right, bottom.
+        scores: (N,).
+        groups: int64 (N,); boxes of different groups, classes of different images say, never meet.
+        limit: overlap above which a box goes.
+        measure: of two boxes' overlap.
+
+    Returns:
+        Indices of those that stay, by falling score, the first of equals first.
+    """
+    order = torch.sort(scores, descending=True, stable=True).indices
+    order = order[torch.sort(groups[order], stable=True).indices]  # by group, and by score within
+    sorted_groups = groups[order]
+    _, sizes = torch.unique_consecutive(sorted_groups, return_counts=True)
+    stays = torch.ones(len(order), dtype=torch.bool, device=boxes.device)
+    start = 0
+    for count, size in _stretches(sizes.tolist()):  # one synchronisation for all
+        stop = start + sum(size)
+        if count > 1 or max(size, default=0) > 1:
+            stays[start:stop] = _stay(boxes[order[start:stop]], size, limit, measure)
+        start = stop
+    chosen = order[stays]
+    chosen = chosen[torch.sort(chosen).indices]
+    return chosen[torch.sort(scores[chosen], descending=True, stable=True).indices]
+
+
+def _stretches(sizes: list[int]) -> list[tuple[int, list[int]]]:
+    """Divide groups into stretches whose pairs are compared at once."""
+    found: list[tuple[int, list[int]]] = []
+    for size in sizes:
+        if found:
+            count, together = found[-1]
+            if (count + 1) * max(*together, size) ** 2 <= MOST_PAIRS:
+                together.append(size)
+                found[-1] = count + 1, together
+                continue
+        found.append((1, [size]))
+    return found
+
+
+def _stay(boxes: Tensor, sizes: list[int], limit: float, measure: Overlap) -> Tensor:
+    """Tell for boxes of several groups, one group behind the other and by falling score, which stay."""
+    widest = max(sizes)
+    if widest**2 > MOST_PAIRS:
+        return _one_by_one(boxes, limit, measure)
+    device = boxes.device
+    there = torch.arange(widest, device=device) < torch.tensor(sizes, device=device)[:, None]
+    padded = boxes.new_zeros((len(sizes), widest, 4))
+    padded[there] = boxes
+    beats = measure(padded[:, :, None], padded[:, None]) > limit
+    beats &= there[:, :, None] & there[:, None] & torch.ones(widest, widest, dtype=torch.bool, device=device).triu(1)
+    stays = there
+    while True:  # the greedy choice is the only one that reproduces itself, and each round settles at least the next box of a group
+        now = there & ~(beats & stays[:, :, None]).any(1)
+        if torch.equal(now, stays):
+            return stays[there]
+        stays = now
+
+
+def _one_by_one(boxes: Tensor, limit: float, measure: Overlap) -> Tensor:
+    """Do the same for one group of very many boxes."""
+    stays = torch.ones(len(boxes), dtype=torch.bool, device=boxes.device)
+    for place in range(len(boxes)):
+        if stays[place]:
+            stays[place + 1 :] &= ~(measure(boxes[place], boxes[place + 1 :]) > limit)
+    return stays

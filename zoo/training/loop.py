@@ -1,0 +1,189 @@
+"""A loop that learns from photographs, can be killed at any time, and then ends with the same numbers as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from weights.errors import MalformedFile
+from weights.places import at_home
+from weights.whole import whole
+
+STATE, MODEL, LABELS = "state.safetensors", "model.safetensors", "labels.tsv"
+KEY = "training"
+
+
+@dataclass(frozen=True, slots=True)
+class LearningSettings:
+    """How a detector or segmenter learns.
+
+    Attributes:
+        epochs: how often each photograph is seen.
+        batch_size: photographs of a step.
+        rate: the highest learning rate; it rises over the first `warmup` steps and falls to 0 as a half cosine.
+        momentum: of the gradients, 0..1.
+        weight_decay: part of each weight that a step takes away, times the rate.
+        warmup: steps.
+        clip: longest gradient, over all parameters; a longer one is shortened.
+        flip: whether half of the photographs are mirrored.
+        seed: of the order, the mirroring and the network's own draws.
+        save_every: steps between two states on the disk.
+    """
+
+    epochs: int = 12
+    batch_size: int = 4
+    rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    warmup: int = 100
+    clip: float = 10.0
+    flip: bool = True
+    seed: int = 0
+    save_every: int = 200
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is 1 or more, got {getattr(self, name)}")
+        for name in ("rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a training came to.
+
+    Attributes:
+        folder: of the run.
+        model: the file of the weights, which `trained` reads.
+        steps: how many there were.
+        resumed: how many of them an earlier call had done; 0 where there was none.
+        losses: of every step, the sum of all.
+    """
+
+    folder: Path
+    model: Path
+    steps: int
+    resumed: int
+    losses: tuple[float, ...]
+
+
+class Diverged(FloatingPointError):
+    """The loss is no number any more; the message says at which step, and what to do."""
+
+
+def learn(
+    model: nn.Module,
+    count: int,
+    losses: Callable[[Sequence[int], torch.Generator], Mapping[str, Tensor]],
+    out: str | Path,
+    settings: LearningSettings,
+    facts: Mapping[str, Any],
+    *,
+    classes: Sequence[str],
+    restart: bool = False,
+    done: Callable[[int, int, float], None] | None = None,
+) -> Learnt:
+    """Train a network, or go on where an earlier call was interrupted.
+
+    Args:
+        model: in place, on its own device; it is left in eval mode.
+        count: of photographs.
+        losses: returns the losses of the photographs of these numbers, in train mode, by draws from a generator.
+        out: the folder of the run, made where it is not there.
+        settings: how.
+        facts: what else must be the same for a run to go on, as JSON has it.
+        classes: names of the classes, written beside the weights.
+        restart: throw away what an earlier call did.
+        done: is called behind each step with its number, the number of all and its loss.
+
+    Raises:
+        ValueError: the folder has a run of other photographs, classes or settings.
+        MalformedFile: its state is damaged.
+        Diverged: the loss is no number.
+    """
+    folder = at_home(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    told = json.loads(json.dumps({**asdict(settings), **facts, "photographs": count, "classes": list(classes)}))
+    each = math.ceil(count / settings.batch_size)
+    steps = each * settings.epochs
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(parameters.values(), settings.rate, settings.momentum, weight_decay=settings.weight_decay)
+    history: list[float] = [] if restart else _resumed(folder / STATE, told, model, optimizer, parameters)
+    resumed = len(history)
+    model.train()
+    for step in range(resumed, steps):
+        epoch, at = divmod(step, each)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed * 7919 + epoch)).tolist()
+        numbers = order[at * settings.batch_size : (at + 1) * settings.batch_size]
+        torch.manual_seed(settings.seed * 1_000_003 + step)  # what the network itself draws is the same again after an interruption
+        loss = torch.stack(list(losses(numbers, torch.Generator().manual_seed(settings.seed * 1_000_003 + step)).values())).sum()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise Diverged(f"the loss is {value} at step {step + 1} of {steps}: give a smaller rate than {settings.rate}")
+        for group in optimizer.param_groups:
+            group["lr"] = settings.rate * _share(step, steps, settings.warmup)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
+        optimizer.step()
+        history.append(value)
+        if (step + 1) % settings.save_every == 0 and step + 1 < steps:
+            _save(folder / STATE, told, model, optimizer, parameters, history)
+        if done is not None:
+            done(step + 1, steps, value)
+    model.eval()
+    _save(folder / STATE, told, model, optimizer, parameters, history)
+    with whole(folder / LABELS) as unfinished:
+        unfinished.write_text("".join(f"\t{name}\n" for name in classes), encoding="utf-8")
+    with whole(folder / MODEL, sync=True) as unfinished:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, unfinished)
+    return Learnt(folder, folder / MODEL, steps, resumed, tuple(history))
+
+
+def _share(step: int, steps: int, warmup: int) -> float:
+    rising = min(1.0, (step + 1) / max(1, min(warmup, steps // 4)))
+    return rising * 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def _save(
+    path: Path, told: Mapping[str, Any], model: nn.Module, optimizer: Any, parameters: Mapping[str, nn.Parameter], history: list[float]
+) -> None:
+    tensors = {f"model.{name}": tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    for name, parameter in parameters.items():
+        held = optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if held is not None:
+            tensors[f"momentum.{name}"] = held.cpu().contiguous()
+    with whole(path, sync=True) as unfinished:
+        save_file(tensors, unfinished, {KEY: json.dumps({"told": told, "losses": history})})
+
+
+def _resumed(path: Path, told: Mapping[str, Any], model: nn.Module, optimizer: Any, parameters: Mapping[str, nn.Parameter]) -> list[float]:
+    """Take up the state of an earlier call, and return the losses that it had; none where there is no state."""
+    if not path.is_file():
+        return []
+    try:
+        with safe_open(path, framework="pt") as file:
+            known = json.loads((file.metadata() or {})[KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+        before, history = dict(known["told"]), [float(loss) for loss in known["losses"]]
+    except Exception as error:  # safetensors has an error of its own, and damage can look like anything
+        raise MalformedFile(f"{path} is no state of a training ({error}); restart=True begins anew") from error
+    if differ := sorted(name for name in {*before, *told} if before.get(name) != told.get(name)):
+        raise ValueError(f"{path.parent} has a run with another {', '.join(differ)}; restart=True throws it away, or name another folder")
+    model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")})
+    for name, parameter in parameters.items():
+        held = tensors.get(f"momentum.{name}")
+        if held is not None:
+            optimizer.state[parameter]["momentum_buffer"] = held.to(parameter.device)
+    return history
