@@ -79,7 +79,7 @@ _NOTHING = f"""<?xml version="1.0"?><net name="nothing" version="11"><layers>
 
 
 def run(path: Path, format: str, images: np.ndarray, *, last: bool) -> tuple[np.ndarray, str] | str:
-    """Compute a file's outputs, (B, classes), of images (B, C, H, W); with whom did it, "onnxruntime 1.31.1", or why there are none."""
+    """Compute a file's outputs, one row each, of images (B, C, H, W); with whom did it, "onnxruntime 1.31.1", or why there are none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # theirs are about their own future
@@ -105,7 +105,22 @@ def _onnx(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
     one_by_one = isinstance(wanted.shape[0], int) and wanted.shape[0] == 1
     batches = [images[i : i + 1] for i in range(len(images))] if one_by_one else [images]
     made = [session.run(None, {wanted.name: batch if fits else batch.transpose(0, 2, 3, 1)})[0] for batch in batches]
-    return np.concatenate(made).reshape(len(images), -1), f"onnxruntime {onnxruntime.__version__}"
+    return _row_each(np.concatenate(made), last=not fits), f"onnxruntime {onnxruntime.__version__}"
+
+
+def _darknet(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
+    """Compute the maps before the heads, one behind the other: what OpenCV makes of a head has boxes and rows of its own."""
+    del last  # Darknet has the channels first
+    cv2: Any = importlib.import_module("cv2")
+    cv2.setNumThreads(1)  # a confined process may start no more
+    description = path.with_suffix(".cfg")
+    net = cv2.dnn.readNetFromDarknet(str(description), str(path))
+    heads = [one.feeds[0] for one in _darknet_cfg.read(description)[1:] if one.kind in ("yolo", "region")]
+    made: list[np.ndarray] = []
+    for image in images:
+        net.setInput(np.ascontiguousarray(image[None]))
+        made.append(np.concatenate([net.forward(f"conv_{layer}").reshape(-1) for layer in heads]))
+    return np.stack(made), f"OpenCV {cv2.__version__}"
 
 
 def _openvino(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
@@ -136,29 +151,20 @@ def _tflite(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str
     return np.concatenate(made).reshape(len(images), -1), f"LiteRT {importlib.metadata.version('ai-edge-litert')}"
 
 
-def _darknet(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
-    """Compute the maps before the heads, one behind the other: what OpenCV makes of a head has boxes and rows of its own."""
-    del last  # Darknet has the channels first
-    cv2: Any = importlib.import_module("cv2")
-    cv2.setNumThreads(1)  # a confined process may start no more
-    description = path.with_suffix(".cfg")
-    net = cv2.dnn.readNetFromDarknet(str(description), str(path))
-    heads = [one.feeds[0] for one in _darknet_cfg.read(description)[1:] if one.kind in ("yolo", "region")]
-    made: list[np.ndarray] = []
-    for image in images:
-        net.setInput(np.ascontiguousarray(image[None]))
-        made.append(np.concatenate([net.forward(f"conv_{layer}").reshape(-1) for layer in heads]))
-    return np.stack(made), f"OpenCV {cv2.__version__}"
-
-
 def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:
     if strange := _strange(path):
         return f"its configuration names {strange}, which is not run"
     keras: Any = importlib.import_module("keras")
     model = keras.models.load_model(path, compile=False, safe_mode=True)
     made = model(images.transpose(0, 2, 3, 1) if last else images, training=False)
-    outputs = np.asarray(keras.ops.convert_to_numpy(made)).reshape(len(images), -1)
+    outputs = _row_each(np.asarray(keras.ops.convert_to_numpy(made)), last)
     return outputs, f"keras {keras.__version__}, {keras.backend.backend()}"
+
+
+def _row_each(outputs: np.ndarray, last: bool) -> np.ndarray:
+    """Lay a network's outputs out as one row an image; maps with the channels first, as ours has them."""
+    maps = outputs.transpose(0, 3, 1, 2) if last and outputs.ndim == 4 else outputs
+    return maps.reshape(len(outputs), -1)
 
 
 def _strange(path: Path) -> str:

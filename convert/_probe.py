@@ -101,8 +101,10 @@ def tensors_of(result: Any) -> list[Any]:
 
 
 def aligned(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Give ours the shape of theirs where they differ in axes of one element only: (B, N) and (B, N, 1, 1)."""
+    """Give ours the shape of theirs where they differ in axes of one element only, (B, N) and (B, N, 1, 1), or where theirs are rows."""
     if ours.shape != theirs.shape and [n for n in ours.shape if n != 1] == [n for n in theirs.shape if n != 1]:
+        return ours.reshape(theirs.shape)
+    if theirs.ndim == 2 < ours.ndim and len(ours) == len(theirs) and ours.size == theirs.size:
         return ours.reshape(theirs.shape)
     return ours
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -33,6 +33,8 @@ PROVING: tuple[Kind, ...] = ("source outputs", "float64 execution", "destination
 """Those that can prove that the network computes what it did at home, where home may be ours and the destination another framework's;
 reading back proves only that the file is what was written."""
 
+NOT_COMPARED = "; what they compute was not compared"
+"""Said of a mapping that fits, where nothing else was compared."""
 OUTPUT = "(output)"
 LEAST_SPREAD = 0.05
 """Largest difference between the networks, by what differs between their outputs for several images, at which agreement means anything."""
@@ -88,9 +90,13 @@ class Certificate:
     """All evidence about one conversion, the strongest first."""
 
     evidence: list[Evidence]
+    before: str = ""
+    """The verdict that the source's own notes carry, or what is published of its bytes; it is no evidence of this conversion."""
 
     def __post_init__(self) -> None:
         self.evidence = sorted(self.evidence, key=lambda one: STRENGTH.index(one.kind))
+        if any(one.worst is not None and one.kind in PROVING for one in self.evidence):
+            self.evidence = [replace(one, detail=one.detail.removesuffix(NOT_COMPARED)) for one in self.evidence]
 
     @property
     def proven(self) -> bool:
@@ -102,13 +108,21 @@ class Certificate:
         return next((one for one in self.evidence if one.proven and one.kind in PROVING), None)
 
     @property
+    def chained(self) -> bool:
+        """Whether what was written is bit for bit the network of a source that was proven before, as its own notes say."""
+        back = any(one.kind == "read back" and one.proven and one.worst == 0 for one in self.evidence)
+        return bool(self.before) and back and not any(one.contradicts for one in self.evidence)
+
+    @property
     def verdict(self) -> str:
-        """Say in a line what follows: "PROVEN by …" or "UNPROVEN: …"."""
+        """Say in a line what follows: "PROVEN by …", "the same network …" as one that was proven before, or "UNPROVEN: …"."""
         against = next((one for one in self.evidence if one.contradicts), None)
         if against is not None:
             return f"UNPROVEN: contradicted by {against.kind}, {against.detail}"
         if self._best is not None:
             return f"PROVEN by {self._best.kind}: {self._best.detail}"
+        if self.chained:
+            return f"the same network, read back bit for bit; {self.before}"
         tried = next((one for one in self.evidence if one.kind in PROVING), None)
         back = next((one for one in self.evidence if one.kind == "read back" and one.proven), None)
         if tried is None and back is not None:
@@ -277,9 +291,7 @@ def on_labelled(network: nn.Module, batches: Iterable[np.ndarray], labels: Seque
 def structure(report: Report) -> Evidence:
     """Say what a complete mapping shows: that everything has a place, and nothing about what it computes."""
     lost = len(report.missing) + len(report.unmatched) + len(report.misshaped) + len(report.contested) + len(report.unused)
-    detail = (
-        f"{lost} tensors or rows don't fit" if lost else "every tensor has one place and fits in it; what they compute was not compared"
-    )
+    detail = f"{lost} tensors or rows don't fit" if lost else f"every tensor has one place and fits in it{NOT_COMPARED}"
     return Evidence("structure only", False, None, detail)
 
 

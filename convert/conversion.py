@@ -20,6 +20,10 @@ from convert.steps import FlattenOrder, Transpose
 from weights.errors import ConvertError
 
 SHOWN = 10
+JULIA = ("bson", "jld2")
+"""Formats that Julia writes, whose users count axes from the other end."""
+IN_ORDER = "position"
+"""Stands for a naming where tensors are given to modules in the order in which those compute."""
 
 
 class Undecided(ConvertError):
@@ -34,6 +38,7 @@ def adopt(
     family: type | str,
     naming: str = "auto",
     rows: Sequence[Row] | None = None,
+    order: Sequence[str] | None = None,
     convention: Convention | None = None,
     spatial: Spatial | None = None,
 ) -> Adopted:
@@ -46,32 +51,34 @@ def adopt(
         family: the network's class, or the name of its family.
         naming: a name in `convert.names.NAMINGS`; "auto" takes the first that explains everything, else the one that explains most.
         rows: a mapping of the user's own, or one that was derived, instead of a naming's.
+        order: our modules in the order of a file that keeps only an order, instead of a naming's.
         convention: of all spatial kernels, whatever the file says; None believes the file.
         spatial: "wh" where the file's networks have width for height; None believes the file.
 
     Raises:
         Undecided: the file doesn't say one of the two, and it was not given.
         LookupError: no naming of this name.
-        ConvertError: no naming knows the order of a file that keeps only an order.
+        ConvertError: the reader does not say how an order of tensors is laid out.
     """
     source = _settled(source, convention, spatial)
     if rows is not None:
         return _carried(source, layers, shapes, "match" if naming == "auto" else naming, rows)
+    if order is not None:
+        return _counted(source, layers, shapes, IN_ORDER, order, {})
     if naming != "auto" and naming not in names.NAMINGS:
         raise LookupError(f"no naming {naming!r}; there are {', '.join(names.NAMINGS)}")
     candidates = names.of_format(source.format) if naming == "auto" else [naming]
     if source.positional:
-        candidates = [name for name in candidates if hasattr(names.NAMINGS[name], "order")]
+        candidates = (
+            names.orders(source.format) if naming == "auto" else [name for name in candidates if hasattr(names.NAMINGS[name], "order")]
+        )
         if not candidates:
-            known = ", ".join(name for name, module in names.NAMINGS.items() if hasattr(module, "order"))
-            raise ConvertError(
-                f"{source.path} keeps only an order of tensors, and no naming of a {source.format} file knows which; try "
-                f"zoo convert --from with one of {known}"
-            )
+            return _counted(source, layers, shapes, IN_ORDER, [layer.name for layer in layers], {})
     best: Adopted | None = None
     for name in candidates:
         if source.positional:
-            found = _counted(source, layers, shapes, name, family)
+            module = names.NAMINGS[name]
+            found = _counted(source, layers, shapes, name, module.order(names.lineage(family), shapes), names.fact(name, "biased", family))
         else:
             found = _carried(source, layers, shapes, name, names.rows(name, family, shapes))
         if best is None or _missed(found) < _missed(best):
@@ -132,8 +139,13 @@ def _carried(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape
     return adopted
 
 
-def _counted(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape], naming: str, family: type | str) -> Adopted:
-    """Give each position its name, walking through our modules in the file's order."""
+def _counted(
+    source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape], naming: str, order: Sequence[str], biased: Mapping[str, str]
+) -> Adopted:
+    """Give each position its name, walking through our modules in the file's order.
+
+    `biased` names convolutions that have a bias there and none here, and the BatchNorm behind each.
+    """
     layout = source.layout
     if layout is None:
         raise ConvertError(f"{source.path}: the reader of {source.format} does not say how an order of tensors is laid out")
@@ -142,9 +154,7 @@ def _counted(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape
     found: dict[str, Stored] = {}
     extra: dict[str, Stored] = {}
     report = Report()
-    order = names.NAMINGS[naming].order(names.lineage(family), shapes)
     # biases that theirs have before a BatchNorm are there if the file is longer by just as many tensors
-    biased = names.fact(naming, "biased", family)
     expected = sum(f"{module}.{leaf}" in shapes for module in order for leaf in _leaves(layout, kinds, module))
     biased = biased if len(left) == expected + len(biased) else {}
     for module in order:
@@ -195,17 +205,20 @@ def _oriented(stored: Stored, source: Source) -> Stored:
     if stored.convention is None or len(stored.shape) < 3:
         return stored
     if max(stored.shape[2:]) > 1:
+        julia = source.format in JULIA
+        flux = ": Flux's Conv is a convolution, its CrossCor a correlation" if julia else ""
+        axes = "(width, height, channels, batch) in Julia, which is hw, or (height, width, channels, batch), which is wh"
+        axes = axes if julia else "given height first, which is hw, or width first, which is wh"
         if stored.convention == "unknown":
             raise Undecided(
                 f"{source.path} does not say whether {stored.origin} is a kernel of true convolution or of cross-correlation, which have "
-                "the same shape. Say --kernel-convention convolution or correlation to zoo convert or zoo add (in code "
-                'kernel_convention="…"), or let zoo convert decide by evidence: --reference outputs.npz, or --images FOLDER.'
+                "the same shape. Say --kernel-convention convolution or correlation to zoo convert or zoo add (`kernel_convention` in "
+                f"Python){flux}, or let zoo convert decide by evidence: --reference outputs.npz, or --images FOLDER."
             )
         if source.spatial == "unknown":
             raise Undecided(
-                f"{source.path} does not say whether the first axis of its kernels is the height or the width of the images. "
-                'Say --spatial hw or wh to zoo convert or zoo add (in code spatial="…"), or let zoo convert decide by evidence: '
-                "--reference outputs.npz, or --images FOLDER."
+                f"{source.path} does not say whether its images were {axes}. Say --spatial hw or wh to zoo convert or zoo add "
+                "(`spatial` in Python), or let zoo convert decide by evidence: --reference outputs.npz, or --images FOLDER."
             )
     stored = stored.as_correlation()
     return stored.then(Transpose((0, 1, 3, 2))) if source.spatial == "wh" and len(stored.shape) == 4 else stored

@@ -187,6 +187,37 @@ def decide(
     )
 
 
+def hits(network: nn.Module, images: Tensor, labels: Tensor) -> np.ndarray:
+    """Tell of each labelled image whether the network names its class: bool (B,).
+
+    Args:
+        network: gives a row of numbers for each class.
+        images: (B, C, H, W), as the network takes them.
+        labels: the index of each image's class.
+    """
+    return (_run(network, images).flatten(1).argmax(1) == labels).numpy()
+
+
+def sigmas(best: np.ndarray, other: np.ndarray) -> float:
+    """Say how far one network is ahead of another, by McNemar's test: only images that one alone gets right can tell them apart.
+
+    Args:
+        best, other: what `hits` says of each.
+
+    Returns:
+        Standard deviations of a coin that is thrown for each such image; 0 where there is none.
+    """
+    gained, lost = int((best & ~other).sum()), int((other & ~best).sum())
+    return (gained - lost) / math.sqrt(gained + lost) if gained + lost else 0.0
+
+
+def statistics(network: nn.Module, images: Tensor) -> list[float]:
+    """Measure `batchnorm_mismatch` on all images, and then with each of `PARTS` shares of them left out."""
+    shares = [_observed(network, share) for share in images.chunk(PARTS)]
+    kept = [shares, *([s for i, s in enumerate(shares) if i != part] for part in range(len(shares)) if len(shares) > 1)]
+    return [float(np.mean(list(_distances(network, seen).values()))) for seen in kept]
+
+
 def _by_reference(candidates: Mapping[str, nn.Module], inputs: Tensor, outputs: Tensor) -> tuple[dict[str, float], str | None, float, str]:
     wanted = outputs.double().flatten(1)
     probabilities = bool((wanted >= 0).all()) and bool(((wanted.sum(1) - 1).abs() < 1e-3).all())
@@ -208,16 +239,12 @@ def _by_reference(candidates: Mapping[str, nn.Module], inputs: Tensor, outputs: 
 
 
 def _by_labels(candidates: Mapping[str, nn.Module], images: Tensor, labels: Tensor) -> tuple[dict[str, float], str | None, float, str]:
-    right = {name: (_run(network, images).flatten(1).argmax(1) == labels).numpy() for name, network in candidates.items()}
+    right = {name: hits(network, images, labels) for name, network in candidates.items()}
     accuracy = {name: float(hits.mean()) for name, hits in right.items()}
     best, _ = _two({name: -value for name, value in accuracy.items()})
-    sigmas = math.inf
-    for name, hits in right.items():
-        if name != best:  # McNemar: only images that one alone gets right can tell two networks apart
-            gained, lost = int((right[best] & ~hits).sum()), int((hits & ~right[best]).sum())
-            sigmas = min(sigmas, (gained - lost) / math.sqrt(gained + lost) if gained + lost else 0.0)
-    why = f"the best is ahead by {sigmas:.3g} standard deviations, not {LABEL_SIGMAS:g}"
-    return accuracy, best if sigmas >= LABEL_SIGMAS else None, sigmas, why
+    ahead = min((sigmas(right[best], other) for name, other in right.items() if name != best), default=math.inf)
+    why = f"the best is ahead by {ahead:.3g} standard deviations, not {LABEL_SIGMAS:g}"
+    return accuracy, best if ahead >= LABEL_SIGMAS else None, ahead, why
 
 
 def _by_statistics(candidates: Mapping[str, nn.Module], images: Tensor) -> tuple[dict[str, float], str | None, float, str]:
@@ -249,10 +276,10 @@ def _by_confidence(candidates: Mapping[str, nn.Module], images: Tensor) -> tuple
     }
     gain = {name: float(values.mean()) for name, values in gains.items()}
     best, _ = _two({name: -value for name, value in gain.items()})
-    sigmas = min((_sigmas(gains[best] - values) for name, values in gains.items() if name != best), default=math.inf)
-    sigmas = min(sigmas, 2 * _sigmas(gains[best]))
-    why = f"the best gains {sigmas:.3g} standard errors more, not {CONFIDENCE_SIGMAS:g}"
-    return gain, best if sigmas >= CONFIDENCE_SIGMAS else None, sigmas, why
+    ahead = min((_sigmas(gains[best] - values) for name, values in gains.items() if name != best), default=math.inf)
+    ahead = min(ahead, 2 * _sigmas(gains[best]))
+    why = f"the best gains {ahead:.3g} standard errors more, not {CONFIDENCE_SIGMAS:g}"
+    return gain, best if ahead >= CONFIDENCE_SIGMAS else None, ahead, why
 
 
 def _confidence(network: nn.Module, images: Tensor) -> Tensor:

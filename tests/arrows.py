@@ -224,6 +224,7 @@ LAW: dict[str, set[str]] = {
         "zoo.kernels.training",
         "zoo.kernels.tuning",
     },
+    "zoo.julia": {"zoo.kernels"},
     "zoo.conversion": {
         "convert._guard",
         "convert.adopted",

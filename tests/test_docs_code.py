@@ -14,6 +14,7 @@ from typing import Any
 
 import documents
 import numpy as np
+import own_network_files
 import pytest
 import torch
 from documents import DOCS, PAGES, Block
@@ -186,6 +187,9 @@ def test_the_code_runs(
         hub.repo("acme/wheels", {"model.safetensors": stand_in("ResNet50", files).read_bytes()})
     if '"weights.pth"' in text:
         torch.save(ResNet20().state_dict(), place / "weights.pth")
+    if page.name == "own-network.md":
+        own_network_files.write(place)
+        monkeypatch.syspath_prepend(str(place))
     names: dict[str, Any] = {"__name__": "documents", **given(page)}
     for block in documents.blocks(page, "python"):
         if GPU in block.words and not torch.cuda.is_available():

@@ -96,6 +96,18 @@ def read_file(path: Path) -> tuple[str, memoryview]:
     return hasher.hexdigest(), data
 
 
+def read_unhashed(path: Path) -> memoryview:
+    """Read a file that was just written here into private, writable memory, for who has no use for its hash; raises as `read_file`."""
+    try:
+        fd = _open(path.resolve())
+        try:
+            return _read(fd, os.fstat(fd).st_size, None, path)
+        finally:
+            os.close(fd)
+    except (CorruptCache, RuntimeError) as error:
+        raise SourceUnavailable(str(error)) from error
+
+
 def hashes(path: Path) -> tuple[str, str, int]:
     """Read a file once; return its SHA-256, its BLAKE3 and its size in bytes.
 
@@ -139,7 +151,8 @@ def _read(fd: int, size: int, hasher: Any, path: Path) -> memoryview:
             end = ready.get()
             if isinstance(end, OSError):
                 raise CorruptCache(f"{path} can't be read: {end}.") from end
-            hasher.update(data[done:end])
+            if hasher is not None:
+                hasher.update(data[done:end])
             done = end
     finally:
         stop.set()

@@ -108,6 +108,7 @@ class Checkpoint:
         num_classes: width of its classifier; 0 in an `adhoc` record that was not told, and with `embedding` where the file has none.
         preprocessing: what `metrics` were measured with.
         license: SPDX identifier, or "unstated".
+        pixels: how sure `preprocessing` is, in words that begin with "GUESSED", "stated" or "decided"; None where a publisher states it.
         provenance: how these facts were learnt.
         default: whether `find(model)` takes this one.
         sha256: of the file that the sources serve, 64 hex digits, where its publisher states it or it was hashed for this record.
@@ -155,6 +156,7 @@ class Checkpoint:
     reported_by: str | None = None
     alternatives: tuple[Alternative, ...] = ()
     digest: str | None = None
+    pixels: str | None = None
 
     @property
     def stored_names(self) -> str:

@@ -119,13 +119,16 @@ def _default_tag(rows: list[Located]) -> str:
     return tags[0]
 
 
-def recognise(sha256: str, by: Callable[[str], str] | None = None) -> Checkpoint | None:
+def recognise(
+    sha256: str, by: Callable[[str], str] | None = None, *, model: str | None = None, format: str | None = None
+) -> Checkpoint | None:
     """Find the record whose file has this SHA-256; where only a prefix of it is public, the prefix decides.
 
     Args:
         sha256: of the file.
         by: hashes the file by the algorithm of another digest and writes it as that is written, for publishers who state no SHA-256;
             it is called only where no record has the SHA-256.
+        model, format: of the file, where they are known: records of others are then not asked for another digest.
     """
     rows = [one.row for one in _rows(lambda text: sha256 in text or any(sha256.startswith(p) for p in _PREFIX.findall(text)))]
     full = (row for row in rows if row.sha256 == sha256)
@@ -134,6 +137,7 @@ def recognise(sha256: str, by: Callable[[str], str] | None = None) -> Checkpoint
     if known is not None or by is None:
         return known
     weak = [one.row for one in _rows(lambda text: _DIGEST.search(text) is not None) if one.row.digest]
+    weak = [row for row in weak if model in (None, row.model) and format in (None, row.format)]
     found = {algorithm: by(f"{algorithm}:") for algorithm in dict.fromkeys((row.digest or "").partition(":")[0] for row in weak)}
     return next((row for row in weak if any(one.startswith(row.digest or "-") for one in found.values())), None)
 

@@ -25,6 +25,7 @@ TABLE = Path(__file__).parent / "data" / "networks.json"
 TASKS = TABLE.with_name("tasks.json")
 """Networks that answer something else than a class: detectors and segmenters."""
 SHAPES = TABLE.with_name("shapes.zip")
+OPTIONAL = TABLE.with_name("optional_shapes.zip")
 """A JSON file for each network: the shape of each tensor of its state dict."""
 
 
@@ -151,6 +152,13 @@ def _read() -> dict[str, Variant]:
     return {row["name"]: Variant(**row | {"lineage": tuple(row["lineage"])}) for row in rows}
 
 
+@cache
+def optional() -> tuple[str, ...]:
+    """List the networks with constructor keywords that give them other tensors, "ResNet20 with shortcut='B'", as `shapes` knows them."""
+    with zipfile.ZipFile(OPTIONAL) as packed:
+        return tuple(name.removesuffix(".json") for name in packed.namelist())
+
+
 def shapes(names: Iterable[str]) -> dict[str, dict[str, tuple[int, ...]]]:
     """Return the shape of each tensor of the state dict of each network that is named; networks that no table has are left out.
 
@@ -158,7 +166,9 @@ def shapes(names: Iterable[str]) -> dict[str, dict[str, tuple[int, ...]]]:
         >>> shapes(["ResNet20"])["ResNet20"]["conv1.weight"]
         (16, 3, 3, 3)
     """
-    with zipfile.ZipFile(SHAPES) as packed:
-        there = set(packed.namelist())
-        read = {name: json.loads(packed.read(f"{name}.json")) for name in names if f"{name}.json" in there}
+    names, read = set(names), {}
+    for archive in (SHAPES, OPTIONAL):
+        with zipfile.ZipFile(archive) as packed:
+            there = [name for name in packed.namelist() if name.removesuffix(".json") in names]
+            read |= {name.removesuffix(".json"): json.loads(packed.read(name)) for name in there}
     return {name: {key: tuple(shape) for key, shape in tensors.items()} for name, tensors in read.items()}

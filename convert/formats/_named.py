@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from convert.source import Convention, Shape, Source, Stored
 from convert.steps import from_layout
 
+DEPTHWISE = ("depthwise_kernel", "depthwise_weights")
+"""Keras's and TensorFlow's words for a depthwise kernel, whose axes are height, width, channel, multiple."""
 LEAVES = {
-    "weight": ("weight", "weights", "W", "w", "kernel", "gamma", "scale", "filters", "filter"),
+    "weight": ("weight", "weights", "W", "w", "kernel", "gamma", "scale", "filters", "filter", *DEPTHWISE, "pointwise_kernel"),
     "bias": ("bias", "biases", "b", "beta", "offset", "shift"),
     "running_mean": ("running_mean", "moving_mean", "mean/EMA", "mean.EMA", "mean"),
     "running_var": ("running_var", "moving_variance", "variance/EMA", "variance.EMA", "variance", "var"),
@@ -19,7 +21,7 @@ LEAVES = {
 """PyTorch's leaf: what others call it."""
 PYTORCH = {name: leaf for leaf, names in LEAVES.items() for name in names}
 ENDING = re.compile(r"^(?:(.*)[./])?(" + "|".join(sorted(map(re.escape, PYTORCH), key=len, reverse=True)) + r")(?::0)?$")
-TENSORFLOW = re.compile(r"kernel(:0)?$|(^|[./])(gamma|moving_mean|moving_variance|mean[/.]EMA)(:0)?$|:0$")
+TENSORFLOW = re.compile(r"kernel(:0)?$|depthwise_weights(:0)?$|(^|[./])(gamma|moving_mean|moving_variance|mean[/.]EMA)(:0)?$|:0$")
 """Names that only TensorFlow and its kin give: HWIO, and dense weights (in, out)."""
 LARGEST_KERNEL = 11
 
@@ -36,13 +38,18 @@ def source(path: Path, format: str, tensors: Mapping[str, Stored], facts: Mappin
     shapes = {name: tensor.stored_shape for name, tensor in tensors.items()}
     last_channels = tensorflow or _channels_last(shapes)
     last_out = tensorflow or _last_out(shapes)
+    halves = {_module(name) for name in tensors if _called(name) == "pointwise_kernel"}
     found: dict[str, Stored] = {}
     for name, tensor in tensors.items():
         module, leaf = _split(name)
+        module = _half(name, module, leaf, halves)
         key = f"{module}.{leaf}" if module and leaf else leaf or name
         if key in found:
             key = name
-        found[key] = _shaped(tensor, last_channels, last_out, convention) if leaf == "weight" else tensor
+        if _called(name) in DEPTHWISE and len(tensor.stored_shape) == 4:
+            found[key] = replace(tensor, steps=from_layout("depthwise", "HWCM", tensor.stored_shape), convention=convention)
+        else:
+            found[key] = _shaped(tensor, last_channels, last_out, convention) if leaf == "weight" else tensor
     if last_channels and not tensorflow:
         notes = [*notes, "kernels are taken for (height, width, in, out), as their shapes speak for it"]
     flatten = "hwc" if last_channels else "chw"
@@ -52,6 +59,23 @@ def source(path: Path, format: str, tensors: Mapping[str, Stored], facts: Mappin
 def _split(name: str) -> tuple[str, str]:
     match = ENDING.match(name)
     return ((match[1] or ""), PYTORCH[match[2]]) if match else ("", "")
+
+
+def _module(name: str) -> str:
+    return _split(name)[0]
+
+
+def _called(name: str) -> str:
+    """Return the word with which a name ends, "depthwise_kernel"."""
+    match = ENDING.match(name)
+    return match[2] if match else ""
+
+
+def _half(name: str, module: str, leaf: str, halves: Collection[str]) -> str:
+    """Name the convolution of a separable layer that a tensor is of, as Keras's own files name it here; the bias is the second one's."""
+    if module not in halves or leaf not in ("weight", "bias"):
+        return module
+    return f"{module}.depthwise" if _called(name) in DEPTHWISE else f"{module}.pointwise"
 
 
 def _shaped(tensor: Stored, last_channels: bool, last_out: bool, convention: Convention) -> Stored:

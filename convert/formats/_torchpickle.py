@@ -10,8 +10,9 @@ import math
 import re
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,6 +47,8 @@ ALLOWED = re.compile(
 )
 """What may be named, as torch's own restricted unpickler has it, and the scores and settings that training scripts keep. Nothing of it is
 imported or called."""
+RECONSTRUCTOR = re.compile(r"copy_?reg\._reconstructor")
+"""With which old pickles make an object of a class, as newer ones do by an operation of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +87,10 @@ class Opened:
     content: Any
     bytes_of: Callable[[Storage], memoryview]
     big_endian: bool = False
+    strange: str = ""
+    """The first thing that it names and no file of tensors needs: the class of a module that was saved whole, or something worse."""
     program: bool = False
+    """Whether it is a program of TorchScript's."""
 
 
 class _Torchs(Machine):
@@ -97,22 +103,27 @@ class _Torchs(Machine):
     def name(self, module: Any, attribute: Any) -> Name:
         whole = f"{module if isinstance(module, str) else bytes(module).decode('latin-1')}."
         whole += attribute if isinstance(attribute, str) else bytes(attribute).decode("latin-1")
+        found = Name(*whole.rpartition(".")[::2])
         if not self.allowed.fullmatch(whole):
-            raise UnsafeFormat(
-                f"{self.path} holds more than tensors: reading it would call {whole[:200]}, which could run any code, so it is not opened. "
-                "Ask its author for the state dict alone, best as safetensors."
-            )
-        return Name(*whole.rsplit(".", 1))
+            self.strange[whole] = None
+        return found
 
     def __init__(self, data: memoryview, path: Path) -> None:
         super().__init__(data, path)
         self.storages: dict[str, Storage] = {}
+        self.strange: dict[str, None] = {}
+        """Names of what no file of tensors needs, in their order: a module that was saved whole names its classes."""
 
     def run(self) -> Any:
         self.stack, self.memo = [], {}
         return super().run()
 
-    def storage(self, told: Any) -> Storage:
+    def storage(self, told: Any) -> Storage | Name:
+        match told:
+            case ("module", Name() as kind, *_):  # before 1.6 a module's class came with its source
+                return kind
+            case _:
+                pass
         found = self._storage(told)
         if found.key in self.storages and (self.storages[found.key].dtype, self.storages[found.key].whole) != (found.dtype, found.whole):
             raise MalformedFile(f"{self.path} describes the storage {found.key[:40]!r} in two ways")
@@ -137,6 +148,8 @@ class _Torchs(Machine):
                 raise MalformedFile(f"{self.path} refers to something that is no storage")
 
     def called(self, what: Any, arguments: Any) -> Any:
+        if isinstance(what, Name) and str(what) in self.strange and not RECONSTRUCTOR.fullmatch(str(what)):
+            raise unsafe(self.path, str(what))
         if not isinstance(what, Name) or not what.module.startswith("torch") or not is_tuple(arguments):
             return super().called(what, arguments)
         match what.attribute, arguments:
@@ -165,6 +178,14 @@ class _Torchs(Machine):
         if is_view(key):  # what is too long for a word stays where it is
             raise LimitExceeded(f"{self.path} has a name of {len(key)} bytes")
         return key if isinstance(key, str | int | float | bool | None) else Odd("key")
+
+
+def unsafe(path: Path, what: str) -> UnsafeFormat:
+    """Say that a pickle would call what could run any code."""
+    return UnsafeFormat(
+        f"{path} holds more than tensors: reading it would call {what[:200]}, which could run any code, so it is not opened. "
+        "Ask its author for the state dict alone, best as safetensors."
+    )
 
 
 class _Programs(_Torchs):
@@ -253,7 +274,7 @@ def _archive(data: memoryview, path: Path) -> Opened:
 
     program = f"{folder}constants.pkl" in members
     machine = (_Programs if program else _Torchs)(members[names[0]], path)
-    return Opened(_run(machine), bytes_of, order == b"big", program)
+    return Opened(_run(machine), bytes_of, order == b"big", next(iter(machine.strange), ""), program)
 
 
 def _part(whole: memoryview, storage: Storage, path: Path) -> memoryview:
@@ -317,4 +338,9 @@ def _stream(data: memoryview, path: Path) -> Opened:
         if storage is None or count != storage.whole or key in found or count * width > len(data) - machine.at:
             raise _damaged(path, f"storage {key[:40]!r} is cut short, or not the one that was described")
         found[key] = machine.take(count * width)
-    return Opened(content, lambda storage: _part(found.get(storage.key, memoryview(b"")), storage, path))
+    bytes_of = partial(_from_stream, found, path)
+    return Opened(content, bytes_of, strange=next(iter(machine.strange), ""))
+
+
+def _from_stream(found: Mapping[str, memoryview], path: Path, storage: Storage) -> memoryview:
+    return _part(found.get(storage.key, memoryview(b"")), storage, path)

@@ -1,7 +1,8 @@
 """PyTorch's own files, .pth .pt .th .tar .bin, and TorchScript's: zip archives or, before 1.6, streams; a pickle describes the tensors.
 
-The pickle is read as data, see `convert.formats._torchpickle`; torch is not needed for it. A file that needs more than tensors could run
-code and is refused; of a TorchScript program, .pt or .ts, the tensors are read and no code.
+The pickle is read as data, see `convert.formats._torchpickle`; torch is not needed for it. Of a module that was saved whole and of a
+TorchScript program, .pt or .ts, the tensors are read and nothing else; any other file that needs more than tensors could run code and is
+refused.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from convert.core import strip_wrappers
 from convert.formats import _script
 from convert.formats._picklearrays import Call
 from convert.formats._torch import numpy_dtype
-from convert.formats._torchpickle import STREAM, Described, Odd, Opened, array, extent, opened
+from convert.formats._torchpickle import STREAM, Described, Odd, Opened, array, extent, opened, unsafe
 from convert.kinds import is_mapping
 from convert.sets import is_averaged, suffixes
 from convert.source import Part, Source, Stored
@@ -35,6 +36,9 @@ NESTED = ("state_dict", "model_state_dict", "model", "net", "network", "state_di
 """Where training scripts put the state dict, the likelier first. Where averaged weights lie beside the plain ones, both are read."""
 
 KNOWN = {name for _, name in DTYPES.values()} | {"complex128"}
+
+HELD = ("_parameters", "_buffers", "_modules")
+"""Where a module that was pickled whole keeps its tensors."""
 
 SUFFIXES = (".pth", ".pt", ".th", ".pth.tar", ".bin", ".ckpt", ".tar")
 WRITES = True
@@ -79,7 +83,9 @@ def read(path: Path, data: Buffer | None = None) -> Source:
     view = _mapped(path) if data is None else memoryview(data).cast("B")
     found = opened(view, path)
     try:
-        held = _script.tensors(found.content, path) if found.program else _state_dict(found.content, path)
+        if found.program and found.strange:
+            raise unsafe(path, found.strange)
+        held = _script.tensors(found.content, path) if found.program else _state_dict(found, path)
         tensors = strip_wrappers(dict(_checked(held, found, len(view), path)))
     except RecursionError as error:
         raise LimitExceeded(f"{path} nests deeper than any network does") from error
@@ -123,20 +129,54 @@ def _mapping(value: Any) -> Mapping[Any, Any] | None:
     return value if is_mapping(value) else None
 
 
-def _state_dict(loaded: Any, path: Path) -> Mapping[Any, Any]:
-    """Find the mapping that holds tensors."""
+def _state_dict(file: Opened, path: Path) -> Mapping[Any, Any]:
+    """Find the mapping that holds tensors: a state dict, or what a module that was saved whole has in it."""
+    loaded = file.content
     for _ in range(3):  # {"model": {"state_dict": …}} is as deep as they go
+        if (whole := _module_state(loaded)) is not None:
+            log.info("%s is a module saved whole: its tensors are read, its class %s is not", path, _kind(loaded))
+            return dict(_of_module(whole, "", [0]))
         outer = _mapping(loaded)
         if outer is None:
             break
-        key = next((key for key in NESTED if _mapping(outer.get(key))), None)
-        if key is None:
+        key = next((key for key in NESTED if _mapping(outer.get(key)) or _module_state(outer.get(key)) is not None), None)
+        if key is None and not file.strange:
             return outer
-        if twins := _twins(outer, key):
+        if key is None:
+            break
+        if _module_state(outer[key]) is None and file.strange:
+            break
+        if _module_state(outer[key]) is None and (twins := _twins(outer, key)):
             return {f"{name}.{own}": value for name in (key, *twins) for own, value in (_mapping(outer[name]) or {}).items()}
         log.debug("%s: leaving out %s beside the weights", path, ", ".join(str(other)[:40] for other in outer if other != key))
         loaded = outer[key]
+    if file.strange:
+        raise unsafe(path, file.strange)
     raise MalformedFile(f"{path} holds a {_kind(loaded)}, not a state dict")
+
+
+def _module_state(value: Any) -> Mapping[Any, Any] | None:
+    """Return what a module that was pickled whole keeps: its parameters, buffers and modules, by torch's names for these; else None."""
+    state = value.state if isinstance(value, Call) else None
+    known = is_mapping(state) and all(_mapping(state.get(key)) is not None or state.get(key) == {} for key in HELD)
+    return state if known else None
+
+
+def _of_module(state: Mapping[Any, Any], prefix: str, visits: list[int]) -> Iterator[tuple[str, Any]]:
+    """List the tensors of a module's state and of those of its modules, as its state dict would."""
+    visits[0] += 1
+    if visits[0] > MAX_TENSORS:
+        raise LimitExceeded(f"it nests more than {MAX_TENSORS} modules")
+    parameters, buffers, modules = (_mapping(state.get(key)) or {} for key in HELD)
+    passing = state.get("_non_persistent_buffers_set")
+    fleeting = passing.elements or [one for row in passing.arguments[:1] for one in row] if isinstance(passing, Call) else ()
+    for name, value in (*parameters.items(), *((name, value) for name, value in buffers.items() if name not in fleeting)):
+        if value is not None:
+            yield f"{prefix}{name}", value
+    for name, module in modules.items():
+        inner = _module_state(module)
+        if inner is not None:
+            yield from _of_module(inner, f"{prefix}{name}.", visits)
 
 
 def _twins(outer: Mapping[Any, Any], key: str) -> list[str]:

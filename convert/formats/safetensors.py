@@ -9,12 +9,15 @@ import shutil
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from convert.source import Part, Source, Stored
+from convert.steps import laid
 from weights.errors import ConvertError, MalformedFile, UnsupportedFormat
 from weights.header import DTYPES, MAX_HEADER_BYTES, Entry, beginning, entries, is_safetensors, metadata, parsed
 
@@ -191,7 +194,7 @@ def save_stored(
     metadata: Mapping[str, str] | None = None,
     written: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write tensors of a source, holding one of them in memory at a time; raises as `save` does.
+    """Write tensors of a source, holding two of them in memory at most; raises as `save` does.
 
     Args:
         tensors: by name.
@@ -216,17 +219,26 @@ def save_stored(
         header[name] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    places = {name: header[name]["data_offsets"] for name in order}
+    filled = [name for name in order if places[name][0] < places[name][1]]
+    with path.open("wb") as file, ThreadPoolExecutor(1, "zoo-next-tensor") as ahead:
         file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            start, stop = header[name]["data_offsets"]
-            if start == stop:
-                continue
-            written(start, end)
-            array = tensors[name].array()
-            if tuple(array.shape) != tensors[name].shape:
-                raise MalformedFile(f"{tensors[name].origin} should have the shape {tensors[name].shape} and came as {array.shape}")
-            file.write(np.ascontiguousarray(array, dtypes[name]).reshape(-1).view(np.uint8).data)
+        read = partial(_in_order, tensors, dtypes)
+        coming = ahead.submit(read, filled[0]) if filled else None
+        for number, name in enumerate(filled):  # the next one is read while this one is written
+            written(places[name][0], end)
+            assert coming is not None
+            array = coming.result()
+            coming = ahead.submit(read, filled[number + 1]) if number + 1 < len(filled) else None
+            file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def _in_order(tensors: Mapping[str, Stored], dtypes: Mapping[str, np.dtype[Any]], name: str) -> np.ndarray:
+    """Read a tensor, its numbers one behind the other in the order of its axes."""
+    array = tensors[name].array()
+    if tuple(array.shape) != tensors[name].shape:
+        raise MalformedFile(f"{tensors[name].origin} should have the shape {tensors[name].shape} and came as {array.shape}")
+    return np.ascontiguousarray(laid(array), dtypes[name])
 
 
 def amend(path: Path, metadata: Mapping[str, str]) -> None:

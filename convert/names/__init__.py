@@ -3,6 +3,7 @@
 A naming has ``rows(family, ours)``; the way back is derived (`convert.writing.parts`). It may have
 
 - ``FORMATS``: the formats in which it occurs; in all, if absent;
+- ``BY_NAME``: formats whose files may carry its names, though nobody's own tool writes them so: arrays that a user named and saved;
 - ``mend(name)``: turns an older spelling of its own into today's;
 - ``align(theirs, mapping)``: gives the modules of a file the names that its rows have, where only all of them together tell;
 - ``options(family)``: the constructor keywords with which our network computes what theirs does;
@@ -99,7 +100,13 @@ def told(files: Mapping[str, Any], family: Family) -> tuple[str, dict[str, Any]]
 
 def of_format(format: str) -> list[str]:
     """List the namings that occur in files of this format, the likelier first."""
-    return [name for name, module in NAMINGS.items() if format in getattr(module, "FORMATS", (format,))]
+    own = [name for name, module in NAMINGS.items() if format in getattr(module, "FORMATS", (format,))]
+    return own + [name for name, module in NAMINGS.items() if format in getattr(module, "BY_NAME", ()) and name not in own]
+
+
+def orders(format: str) -> list[str]:
+    """List the namings that know the order of files of this format that keep nothing else."""
+    return [name for name, module in NAMINGS.items() if format in getattr(module, "FORMATS", (format,)) and hasattr(module, "order")]
 
 
 def recognise(theirs: Mapping[str, Any], family: Family, ours: Mapping[str, Any], format: str = "pytorch") -> str | None:

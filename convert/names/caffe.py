@@ -16,6 +16,7 @@ from convert.core import Row, Shape, modules
 from convert.names._stages import plain_resnet, stages
 
 FORMATS = ("caffe", "deepcompression")
+BY_NAME = ("npz",)
 IGNORED = ("loss1/", "loss2/")
 """GoogLeNet's two auxiliary heads, which only training needs and files carry along."""
 

@@ -19,6 +19,7 @@ from convert.names._keras_order import align as align
 from convert.names._stages import plain_resnet, stages
 
 FORMATS = ("keras", "tensorflow", "graphdef", "onnx")
+BY_NAME = ("npz",)
 
 IGNORED = ("normalization.", "normalization_", "rescaling")
 """Layers that prepare images, in EfficientNet, ConvNeXt and MobileNetV3; here that belongs to the checkpoint, not to the network."""

@@ -18,6 +18,7 @@ from convert.core import Row, Shape, modules
 from convert.names._stages import block
 
 FORMATS = ("tensorflow", "graphdef")
+BY_NAME = ("npz",)
 
 CLASSES = 1001
 

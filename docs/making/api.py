@@ -46,6 +46,7 @@ PAGES: dict[str, dict[str, str]] = {
     "zoo.explanation": {"explain": "CannotExplain class_image ClassImage explain Explanation measure Measured Method METHODS Region"},
     "zoo.finetuning": {"finetune": "find_rate finetune Metrics NotFinite Run Settings Stopped"},
     "zoo.images": {"embed": "BadImage decode Item open_source Source"},
+    "zoo.julia": {"from-torch-jl": "collect tensor torch"},
     "zoo.kernels": {"gpu": "Fast fast plain why"},
     "zoo.segmentation": {
         "segment": "PixelConfusion PixelMeasures segment Segmentation Segmenter SEGMENTERS",

@@ -1,4 +1,4 @@
-"""zoo/data/networks.json, tasks.json and shapes.zip: what commands know of every network without building it."""
+"""zoo/data/networks.json, tasks.json, shapes.zip and optional_shapes.zip: what commands know of every network without building it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from functools import cache
 
 import torch
 
+from convert.inspect import WITH
 from zoo.bench.floor import work
 from zoo.catalogue import CATALOGUE
+from zoo.conversion.fitting import choices, said
 from zoo.detection import catalogue as _detectors  # noqa: F401  (its class lines fill the catalogue)
 from zoo.detection.detector import DETECTORS
 from zoo.networks.model import Model
 from zoo.networks.published import Published
 from zoo.segmentation import catalogue as _segmenters  # noqa: F401
 from zoo.segmentation.segmenter import SEGMENTERS
-from zoo.variants import SHAPES, TABLE, TASKS, described
+from zoo.variants import OPTIONAL, SHAPES, TABLE, TASKS, described
 
 OTHERS: tuple[Mapping[str, type[Published]], ...] = (DETECTORS, SEGMENTERS)
 """The catalogues of tasks other than classification, in the order of `zoo list`."""
@@ -55,6 +57,26 @@ def shapes() -> bytes:
     return packed.getvalue()
 
 
+def optional_shapes() -> bytes:
+    """Return the archive of the shapes of networks with constructor keywords that give them other tensors.
+
+    An option that changes nothing in a family's smallest network changes nothing in the others.
+    """
+    families: dict[type[Model], list[type[Model]]] = {}
+    for cls in CATALOGUE.values():
+        families.setdefault(cls.family(), []).append(cls)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for members in families.values():
+            if not choices(min(members, key=lambda cls: cls.params)):
+                continue
+            for cls in members:
+                for options, tensors in choices(cls):
+                    name = f"{cls.__name__}{WITH}{said(options)}.json"
+                    archive.writestr(zipfile.ZipInfo(name, LONG_AGO), json.dumps(tensors), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
 @cache
 def multiply_adds(cls: type[Model]) -> int:
     """Count a network's multiply-adds for one image of its size."""
@@ -62,5 +84,10 @@ def multiply_adds(cls: type[Model]) -> int:
 
 
 def write(count: Callable[[type[Model]], int] = multiply_adds) -> dict[str, str | bytes]:
-    """Return the contents of the three files by their paths from docs/."""
-    return {f"../zoo/data/{TABLE.name}": table(count), f"../zoo/data/{TASKS.name}": tasks(), f"../zoo/data/{SHAPES.name}": shapes()}
+    """Return the contents of the files by their paths from docs/."""
+    return {
+        f"../zoo/data/{TABLE.name}": table(count),
+        f"../zoo/data/{TASKS.name}": tasks(),
+        f"../zoo/data/{SHAPES.name}": shapes(),
+        f"../zoo/data/{OPTIONAL.name}": optional_shapes(),
+    }

@@ -337,10 +337,11 @@ def test_a_bias_that_a_list_has_before_a_batchnorm_is_folded_where_the_naming_kn
     assert biased.moved == {"conv1"}
 
 
-def test_a_positional_file_that_no_naming_orders_is_refused(network: nn.Module) -> None:
+def test_a_positional_file_that_no_naming_orders_is_taken_in_the_order_in_which_layers_compute(network: nn.Module) -> None:
     source = replace(positional(listed(network)), format="pytorch")
-    with pytest.raises(ConvertError, match=r"only an order(.|\n)*--from with one of keras, lasagne, metalhead"):
-        adopt(source, layers(network, SHAPE), shapes_of(network), family="Small")
+    found = adopt(source, layers(network, SHAPE), shapes_of(network), family="Small")
+    assert (found.naming, found.report.ok) == ("position", True)
+    assert all(np.array_equal(found.tensors[n].array(), t.numpy()) for n, t in network.state_dict().items() if not n.endswith(COUNTER))
 
 
 def stored(network: nn.Module) -> dict[str, Stored]:

@@ -129,7 +129,7 @@ def test_json_holds_everything() -> None:
     told = json.loads(json.dumps(inspect(source, {"right": SHAPES}).to_json()))
     assert told["preprocessing"] == {"mean": [0.5], "range": 255.0}
     assert told["tensors"][0]["stored_shape"] == [3, 5, 3, 4]
-    assert told["likely"][0] == {"name": "right", "confidence": 1.0, "naming": ""}
+    assert told["likely"][0] == {"name": "right", "confidence": 1.0, "naming": "", "options": ""}
     assert told["parameters"] == 196
 
 

@@ -29,7 +29,7 @@ from weights import ReaderCrashed, WeightsError
 from zoo import MobileNetV1_025, Model, ResNet20, trained
 from zoo.commands.app import main
 from zoo.conversion.convert import convert
-from zoo.variants import SHAPES
+from zoo.variants import OPTIONAL, SHAPES
 
 FOREIGN = sorted(set(formats.formats()) - {"safetensors"})
 LIBRARIES = (
@@ -101,7 +101,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[str, int
         monkeypatch.setattr(owner, name, call)
 
     def is_archive(_: Any, file: Any, mode: str = "r", *__: Any, **___: Any) -> bool:
-        ours = (".whl", ".egg", f"python{sys.version_info.major}{sys.version_info.minor}.zip", str(SHAPES))
+        ours = (".whl", ".egg", f"python{sys.version_info.major}{sys.version_info.minor}.zip", str(SHAPES), str(OPTIONAL))
         return mode == "r" and not str(file).endswith(ours)
 
     def begin() -> list[tuple[str, int]]:

@@ -31,7 +31,18 @@ from zoo.commands.console import (
     out,
     print_json,
 )
-from zoo.commands.convert import ConventionOption, FromOption, MatchOption, SpatialOption
+from zoo.commands.convert import (
+    ChannelOrderOption,
+    ConventionOption,
+    FromOption,
+    MatchOption,
+    MeanOption,
+    NamingOption,
+    ScaleOption,
+    SizeOption,
+    SpatialOption,
+    StdOption,
+)
 from zoo.commands.share import verify_signature
 from zoo.pretrained.names import named
 from zoo.pretrained.records import find_record, restriction, to_safetensors
@@ -129,9 +140,13 @@ def add(
     resize: Annotated[int | None, typer.Option(help="Side in pixels that the shorter edge is resized to.")] = None,
     crop: Annotated[int | None, typer.Option(help="Side in pixels of the centre crop.")] = None,
     interpolation: Annotated[str | None, typer.Option(help="nearest, bilinear or bicubic.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.485,0.456,0.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.229,0.224,0.225.")] = None,
+    channel_order: ChannelOrderOption = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    scale: ScaleOption = None,
+    size: SizeOption = None,
     framework: FromOption = "auto",
+    naming: NamingOption = "auto",
     match: MatchOption = False,
     kernel_convention: ConventionOption = "auto",
     spatial: SpatialOption = "auto",
@@ -150,9 +165,10 @@ def add(
     from zoo.catalogue import model_class
     from zoo.pretrained.add_file import add_file
 
-    steps = {"resize": resize, "crop": crop, "interpolation": interpolation, "mean": numbers(mean), "std": numbers(std)}
+    steps = {"resize": resize, "crop": crop, "interpolation": interpolation}
     facts = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": steps}
-    facts |= {"framework": framework, "match": match, "kernel_convention": kernel_convention, "spatial": spatial}
+    facts |= {"channel_order": channel_order, "mean": numbers(mean), "std": numbers(std), "scale": scale, "size": size}
+    facts |= {"framework": framework, "naming": naming, "match": match, "kernel_convention": kernel_convention, "spatial": spatial}
     model, _, tag = name.partition(":")
     cls = model_class(model)
     if not tag:

@@ -21,6 +21,7 @@ from zoo.commands.console import (
     WeightsOfOption,
     build_options,
     err,
+    numbers,
     out,
     print_json,
     value_of,
@@ -36,6 +37,7 @@ Convention = Literal["auto", "correlation", "convolution"]
 Spatial = Literal["auto", "hw", "wh"]
 
 FromOption = Annotated[str, typer.Option("--from", help="The file's format, or the naming of its tensors: keras, kerashub …")]
+NamingOption = Annotated[str, typer.Option("--naming", help="The naming of its tensors, where --from names a format: keras, flax, caffe …")]
 MatchOption = Annotated[
     bool, typer.Option("--match", help="Derive which tensor is which from topology, shapes and names, without a table.")
 ]
@@ -49,6 +51,15 @@ ConventionOption = Annotated[
 SpatialOption = Annotated[
     Spatial, typer.Option("--spatial", help="Whether the first spatial axis of its kernels is height or width; auto: as the file says.")
 ]
+ChannelOrderOption = Annotated[
+    Literal["rgb", "bgr"] | None, typer.Option(help="Of the channels of its images; guessed or decided by --images, if left out.")
+]
+MeanOption = Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.485,0.456,0.406. With --scale on 0..255: 104,117,123.")]
+StdOption = Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.229,0.224,0.225.")]
+ScaleOption = Annotated[
+    float | None, typer.Option(help="What a pixel of 0..255 less the mean is multiplied with, as Caffe and Keras do; instead of --std.")
+]
+SizeOption = Annotated[int | None, typer.Option(min=1, help="Side of its square images in pixels.")]
 FormatOption = Annotated[str, typer.Option("--format", "-f", help="The file's format, where its content doesn't tell: keras, npz …")]
 
 
@@ -76,10 +87,21 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A weight file of any framework.")],
     destination: Annotated[Path, typer.Argument(metavar="OUT", callback=writable, help="The file to write; its ending is its format.")],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", autocompletion=names, help="The network; recognised where it can be, if left out.")
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            autocompletion=names,
+            help="The network; recognised where it can be, if left out. mypackage.mymodule:DnCNN imports one of your own: its code runs.",
+        ),
     ] = None,
     cfg: Annotated[Path | None, typer.Option(metavar="FILE", help="The .cfg of a Darknet detector; the one beside IN if left out.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Option(help="An argument of your own network's class or function, depth=17; may be repeated.")
+    ] = None,
+    example: Annotated[str | None, typer.Option(help="The shape of one input of your own network, channels first: 1x64x64.")] = None,
     framework: FromOption = "auto",
+    naming: NamingOption = "auto",
     to: Annotated[str, typer.Option("--to", help="OUT's format, or the naming of its tensors.")] = "auto",
     match: MatchOption = False,
     kernel_convention: ConventionOption = "auto",
@@ -90,6 +112,11 @@ def convert(
     images: Annotated[
         Path | None, typer.Option(help="A folder of photographs; labelled, if its sub-folders or files begin with the class.")
     ] = None,
+    channel_order: ChannelOrderOption = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    scale: ScaleOption = None,
+    size: SizeOption = None,
     report: Annotated[
         Path | None, typer.Option(callback=writable, help="Write an HTML report: every layer's error, filters, predictions.")
     ] = None,
@@ -117,21 +144,27 @@ def convert(
     """
     from convert.formats import for_writing
     from zoo.conversion.convert import convert as carry_over
-    from zoo.conversion.convert import format_or_naming
+    from zoo.conversion.convert import destination_words, source_words
     from zoo.conversion.inspect import chosen
     from zoo.conversion.report import write_report
     from zoo.conversion.result import NotProven
 
-    with value_of("--from"):
-        format_or_naming(framework)
+    with value_of("--from" if naming == "auto" else "--naming"):
+        source_words(framework, naming, source)
     with value_of("--to"):
-        written = format_or_naming(to)[0]
+        written = destination_words(to, destination)[0]
     with value_of("OUT"):
         for_writing(destination, written)
-    if detector := _detector(source, model, cfg):
+    own = model is not None and ":" in model
+    if not own and (detector := _detector(source, model, cfg)):
         _convert_detector(detector, source, destination, option, replace, unproven, require_proof, as_json)
         return
-    cls = chosen(source, model, framework)
+    cls = _own(model, arguments, example) if model is not None and own else chosen(source, model, framework)
+    if (arguments or example) and not own:
+        raise typer.BadParameter(
+            "it is of a network of your own, --model mypackage.mymodule:DnCNN; --option sets the zoo's",
+            param_hint="--arguments" if arguments else "--example",
+        )
     with _steps(quiet or as_json) as step:
         try:
             made = carry_over(
@@ -139,6 +172,7 @@ def convert(
                 destination,
                 cls,
                 framework=framework,
+                naming=naming,
                 to=to,
                 match=match,
                 kernel_convention=kernel_convention,
@@ -147,6 +181,11 @@ def convert(
                 weights_of=weights_of,
                 reference=reference,
                 images=images,
+                channel_order=channel_order,
+                mean=numbers(mean),
+                std=numbers(std),
+                scale=scale,
+                size=size,
                 fold_input=fold_input,
                 headless=headless,
                 preprocessing_inside=preprocessing_inside,
@@ -169,6 +208,18 @@ def convert(
     _show(made)
     if report is not None:
         out.print(f"[dim]report: '{escape(str(report))}'[/dim]", soft_wrap=True)
+
+
+def _own(place: str, arguments: list[str] | None, example: str | None) -> type[Any]:
+    """Import a network of the user's own."""
+    from zoo.conversion.own import arguments_of, imported, shape_of
+
+    with value_of("--arguments"):
+        given = arguments_of(arguments or [])
+    with value_of("--example"):
+        shape = None if example is None else shape_of(example)
+    with value_of("--model"):
+        return imported(place, given, shape)
 
 
 def diff(
@@ -204,14 +255,14 @@ def _steps(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 def _show(made: Conversion) -> None:
     proven = made.certificate.proven
-    colour = "green" if proven else "yellow"
+    colour = "green" if proven or made.certificate.chained else "yellow"
     out.print(f"[bold]{made.model.__name__}[/bold] from '{escape(str(made.source.path))}': {escape(made.source.framework)}", soft_wrap=True)
     out.print(f"  sha256 {made.sha256}", soft_wrap=True)
     facts = {
         "naming": made.naming,
         "kernels": made.kernels,
         "options": ", ".join(f"{key}={value!r}" for key, value in made.options.items()),
-        "preprocessing": _shown(made.preprocessing),
+        "preprocessing": "" if made.pixels is None else _shown(made.preprocessing),
     }
     for name, value in facts.items():
         if value:
@@ -223,15 +274,15 @@ def _show(made: Conversion) -> None:
     for each in made.certificate.evidence:
         mark = "[green]✓[/green]" if each.proven else "[yellow]·[/yellow]"
         out.print(f"  {mark} {escape(each.kind)}: {escape(each.detail)}", soft_wrap=True)
-    out.print(f"[{colour}]{escape(made.certificate.verdict)}[/{colour}]", soft_wrap=True)
+    out.print(f"[{colour}]{escape(made.verdict)}[/{colour}]", soft_wrap=True)
     out.print(f"wrote '{escape(str(made.destination))}': {made.destination.stat().st_size:,} bytes", soft_wrap=True)
 
 
 def _shown(steps: Preprocessing) -> str:
     sides = ("squash" if steps.squash else "resize", steps.resize), ("crop", steps.crop)
-    size = ", ".join(f"{name} {side}" for name, side in sides if side)
+    size = "".join(f"{name} {side}, " for name, side in sides if side)
     mean, std = (", ".join(f"{value:.4g}" for value in values) for values in (steps.mean, steps.std))
-    return f"{size}, {steps.channel_order.upper()}, mean {mean}, std {std} of 0..1"
+    return f"{size}{steps.channel_order.upper()}, mean {mean}, std {std} of 0..1"
 
 
 def _detector(source: Path, model: str | None, cfg: Path | None) -> Any:

@@ -324,6 +324,7 @@ def _facts(c: Checkpoint) -> dict[str, str]:
         "outputs": "an embedding, no classes" if c.embedding else "",
         "options": ", ".join(f"{k}={v!r}" for k, v in c.options.items()),
         "recipe": c.recipe or "",
+        "pixels": c.pixels or "",
         "learnt from": c.provenance,
     }
     return {k: v for k, v in facts.items() if v}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -11,15 +12,17 @@ from torch import nn
 
 from convert import names
 from convert.adopted import Adopted
-from convert.conversion import adopt
-from convert.core import Row
+from convert.conversion import IN_ORDER, adopt
+from convert.core import Row, by_module
 from convert.match import NoUniqueMatch
 from convert.match import match as derive
 from convert.network import Layer, layers
 from convert.source import Source
+from weights.errors import ConvertError
 from zoo.conversion.foreign import Foreign
 from zoo.conversion.notes import accepted
 from zoo.conversion.options import Asked, options_of
+from zoo.conversion.own import OwnNetwork
 from zoo.networks.model import Model
 
 M = TypeVar("M", bound=Model)
@@ -30,17 +33,25 @@ def adopt_by(source: Source, model: type[Model], naming: str, asked: Asked) -> F
 
     The network is built twice where the file has another number of classes or channels than was assumed.
     """
+    if asked.headless and not model.classifiers:
+        raise ConvertError(
+            f"{model.__name__} is your own network, and nothing here knows which of its layers is a classifier; leave headless=True out"
+        )
     keywords, taken = options_of(source, model, naming, asked), accepted(model)
     found = None
     for last in (False, True):
         network = _meta(model, keywords, asked.headless)
         shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-        structure = _structure(model, tuple(sorted(keywords.items())), asked.headless)
+        structure = (
+            layers(network, network.image_shape, network.traced_on)
+            if isinstance(network, OwnNetwork)
+            else _structure(model, tuple(sorted(keywords.items())), asked.headless)
+        )
         try:
             mapped = _mapped(source, network, structure, shapes, naming, asked)
         except NoUniqueMatch:
-            classes = _classes(source, network)
-            if last or asked.headless or classes is None or "num_classes" in asked.options:
+            classes = None if asked.headless else _classes(source, network)
+            if last or classes is None or "num_classes" in asked.options:
                 raise
             keywords["num_classes"] = classes
             continue
@@ -66,12 +77,14 @@ def _mapped(
         return adopt(source, structure, shapes, rows=derive(source, structure, shapes), **chosen), False
     chosen["naming"] = naming
     if source.positional:
+        if naming == IN_ORDER:
+            return adopt(source, structure, shapes, order=_order(source, structure, shapes), **chosen), False
         return (adopt(source, structure, shapes, **chosen), False) if hasattr(names.NAMINGS[naming], "order") else None
     rows = names.rows(naming, type(network), shapes)
     if not rows:
         return None
     result = adopt(source, structure, shapes, rows=rows, **chosen)
-    head = None if asked.headless else _other_head(result, network)
+    head = None if asked.headless or not network.classifiers else _other_head(result, network)
     if head is None:
         return result, False
     result = adopt(source, structure, shapes, rows=[row for row in rows if row.ours != head.ours] + [head], **chosen)
@@ -79,8 +92,25 @@ def _mapped(
     return result, True
 
 
+def _order(source: Source, structure: list[Layer], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Choose the order of our modules in which a list's tensors fit best: that in which they compute, or that of the network's code."""
+    computed = [layer.name for layer in structure]
+    written = list(by_module(dict.fromkeys(shapes, ())))
+    if sorted(computed) != sorted(written):
+        return computed
+
+    def misfits(order: list[str]) -> int:
+        sizes = [math.prod(shapes[f"{module}.{leaf}"]) for module in order for leaf in ("weight", "bias") if f"{module}.{leaf}" in shapes]
+        theirs = [math.prod(stored.stored_shape) for stored in source.tensors.values()]
+        return sum(a != b for a, b in zip(sizes, theirs, strict=False))
+
+    return min((computed, written), key=misfits)
+
+
 def _classes(source: Source, network: Model) -> int | None:
     """Find how many classes a file has, whose only weight like our classifier's has another number of them."""
+    if not network.classifiers:
+        return None
     wanted = network.state_dict()[f"{network.classifiers[0]}.weight"].shape
     like = [s.shape for n, s in source.tensors.items() if n.endswith(".weight") and s.shape[1:] == tuple(wanted[1:])]
     return like[0][0] if len(like) == 1 else None
@@ -113,6 +143,8 @@ def _structure(model: type[Model], keywords: tuple[tuple[str, Any], ...], headle
 
 
 def _meta(model: type[M], keywords: Mapping[str, Any], headless: bool) -> M:
+    if issubclass(model, OwnNetwork):  # whose own code may compute with what it keeps beside its parameters
+        return model(**keywords)
     with torch.device("meta"):
         network = model(**keywords)
     if headless:
@@ -123,6 +155,8 @@ def _meta(model: type[M], keywords: Mapping[str, Any], headless: bool) -> M:
 def _widths(result: Adopted, network: Model) -> dict[str, int]:
     """Read from the tensors how many classes and channels the file has."""
     found: dict[str, int] = {}
+    if not network.classifiers:
+        return found
     for keyword, layer, axis in (("num_classes", network.classifiers[0], 0), ("in_channels", network.first_layer, 1)):
         stored = result.tensors.get(f"{layer}.weight")
         if stored is not None and len(stored.shape) > axis:

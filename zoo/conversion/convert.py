@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor, nn
 
 import weights
 from convert import certificate, formats, names, sandbox
@@ -25,15 +28,17 @@ from weights.arguments import forgiving
 from weights.cache import stamp_of
 from weights.digests import of_file
 from weights.errors import ConvertError
-from weights.reading import read_file
+from weights.reading import read_unhashed
 from weights.whole import beside, room, sync_file, sync_folder
 from zoo.catalogue import model_class
 from zoo.conversion.export import check_same, export
 from zoo.conversion.fold_input import fold_input as fold
-from zoo.conversion.foreign import Foreign, filled
-from zoo.conversion.notes import NOTES, file_sha256
+from zoo.conversion.foreign import Foreign, filled, load
+from zoo.conversion.notes import file_sha256
+from zoo.conversion.own import OwnNetwork, own_network
+from zoo.conversion.pixels import known_pixels, searched, told_by_user
 from zoo.conversion.proof import decided, proven
-from zoo.conversion.proof_images import Pictures, steps
+from zoo.conversion.proof_images import Pictures
 from zoo.conversion.result import Conversion, metadata, not_proven
 from zoo.networks.model import Model
 
@@ -42,9 +47,12 @@ from zoo.networks.model import Model
 def convert(
     source: Path,
     destination: Path,
-    model: type[Model] | str,
+    model: type[Model] | str | nn.Module | Callable[..., nn.Module],
     *,
+    example: Sequence[int] | Tensor | None = None,
+    arguments: Mapping[str, Any] | None = None,
     framework: str = "auto",
+    naming: str = "auto",
     to: str = "auto",
     match: bool = False,
     kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
@@ -52,6 +60,11 @@ def convert(
     spatial: Literal["auto", "hw", "wh"] = "auto",
     reference: Path | None = None,
     images: Path | None = None,
+    channel_order: Literal["rgb", "bgr"] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    scale: float | None = None,
+    size: int | None = None,
     fold_input: bool = False,
     headless: bool = False,
     preprocessing_inside: bool = False,
@@ -69,8 +82,13 @@ def convert(
     Args:
         source: a file of any format that `convert.formats` reads.
         destination: the file to write, of any format that is written; it appears when all is proven, or not at all.
-        model: the network that the weights are of, or its name.
-        framework: the source's format, or the naming of its tensors; "auto" asks the content and finds the naming that explains it.
+        model: the network that the weights are of, or its name; or a network of your own: a module, which is not changed, or a class or
+            function that makes one. Your own needs no classifier.
+        example: of a network of your own the shape of one input, (C, H, W) or (N,), or a batch of one; None tries usual sides.
+        arguments: with which a class or function of your own is called.
+        framework: the source's format, or the naming of its tensors; "auto" asks the content and finds the naming that explains it. A
+            word that is both, "keras", is the format where the content is of that format, else the naming.
+        naming: of the source's tensors, "keras"; it may be given beside a format.
         to: the destination's format, or the naming of its tensors; "auto" asks the ending, and takes the framework's usual naming.
         match: derive the mapping from topology, shapes and names instead of a table.
         kernel_convention: of the source's kernels, where the file doesn't say or says it wrongly; "auto" believes it, or the evidence.
@@ -78,6 +96,10 @@ def convert(
         spatial: "wh" where the source's networks have width for height; "auto" likewise.
         reference: an .npz with `inputs` and `outputs` of the source network, as it was at home.
         images: a folder of photographs, labelled by their folders' or files' names or not.
+        channel_order: of the images that the source's network takes, "rgb" or "bgr"; what is said here is neither guessed nor searched.
+        mean, std: a number for each channel in that order, on 0..1; with `scale`, mean is on 0..255.
+        scale: what a pixel of 0..255 less the mean is multiplied with, instead of `std`.
+        size: side of the square images in pixels.
         fold_input: fold channel order, deviation and, where that is exact, mean of the images into the first convolution.
         headless: whether the source may lack the classifier; the destination then lacks it too.
         preprocessing_inside: let an ONNX file take uint8 RGB pixels (B, H, W, C) and normalise them itself.
@@ -99,12 +121,13 @@ def convert(
         ValueError: an argument is none of the above.
     """
     source, destination = Path(source), Path(destination)
+    said = {"channel_order": channel_order, "mean": mean, "std": std, "scale": scale, "size": size}
     convention, spatial_order = meant("kernel_convention", kernel_convention, CONVENTIONS), meant("spatial", spatial, SPATIALS)
     written_as = meant("to_convention", to_convention, CONVENTIONS)
     if destination.exists() and not replace:
         raise FileExistsError(f"{destination} is there already; --replace puts the new one in its place")
-    format, naming = format_or_naming(framework)
-    to_format, to_naming = format_or_naming(to)
+    format, naming = source_words(framework, naming, source)
+    to_format, to_naming = destination_words(to, destination)
     writer = formats.for_writing(destination, to_format)
     if writer is safetensors:
         correlation_only(written_as, "PyTorch, which reads safetensors,")
@@ -119,18 +142,25 @@ def convert(
         )
     pictures = Pictures.of(images, None if reference is None else _reference(reference, isolated))
     progress(f"opening {source.name}")
-    if isinstance(model, str):
-        model = model_class(model)
-    with sandbox.read(source, format, isolated=isolated, weights_of=weights_of) as opened:
-        sha256 = file_sha256(source)  # first of all: a file that the registry knows brings its options and preprocessing along
-        known = weights.recognise(sha256, partial(of_file, source) if source.is_file() else None)
+    model = model_of(model, example, arguments)
+    with (
+        _hashing(source, model.variant().__name__) as (hashed, other),
+        sandbox.read(source, format, isolated=isolated, weights_of=weights_of) as opened,
+    ):
+        sha256 = hashed.result()  # first of all: a file that the registry knows brings its options and preprocessing along
+        known = weights.recognise(sha256, other if source.is_file() else None, model=model.variant().__name__, format=opened.format)
         keywords = {"naming": naming, "match": match, "headless": headless, "known": known, **options}
         foreign, decision = decided(opened, model, convention, spatial_order, pictures, keywords, progress)
-        trained_on = steps(foreign.network, foreign.preprocessing)
+        told = told_by_user(foreign.network, **{name: value for name, value in said.items() if value is not None})
+        pixels = known_pixels(foreign, told)
+        if pictures.files and not foreign.takes_pixels:
+            pixels = searched(load(foreign, copy.deepcopy(foreign.network)), pixels, pictures, told, progress)
+        trained_on = pixels.steps
         wanted, tensors = trained_on, _own(foreign)
         if fold_input:
             tensors, wanted = fold(foreign.network, foreign.layers, tensors, trained_on)
         made = _described(foreign, tensors, destination, decision, wanted)
+        made.pixels = None if issubclass(model, OwnNetwork) and not (told or pixels.table) else pixels
         made.sha256 = sha256
         with _temporary(destination, sidecars) as temporary:
             progress(f"writing {destination.name}")
@@ -146,15 +176,15 @@ def convert(
                 lambda done, total: progress(f"writing {destination.name}, {done >> 20} of {total >> 20} MB"),
             )
             settled = stamp_of(ours.stat())
-            network = made.network = _loaded(foreign, ours)
-            if prove:
+            network = made.network = _loaded(foreign, ours) if prove or ours is not temporary else None
+            if prove and network is not None:
                 progress("proving that it computes the same")
                 made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on, isolated=isolated)
             against = any(each.contradicts for each in made.certificate.evidence)
             if (against and not unproven) or (require_proof and not made.certificate.proven and ours is temporary):
                 raise not_proven(made)
             check_same(ours, settled)
-            if ours is temporary:
+            if ours is temporary or network is None:
                 safetensors.amend(temporary, metadata(made))
             else:
                 inside = made.preprocessing if preprocessing_inside else None
@@ -163,6 +193,80 @@ def convert(
                     raise not_proven(made)
                 ours.unlink()
         return made
+
+
+@contextmanager
+def _hashing(source: Path, model: str) -> Iterator[tuple[Future[str], Callable[[str], str]]]:
+    """Hash a source while its reader starts: by SHA-256, and by what else publishers state of files of its format for this network."""
+    format = _sniffed(source) if source.is_file() else ""
+    stated = {row.digest.partition(":")[0] for row in weights.checkpoints(model) if row.digest and row.format == format}
+    with ThreadPoolExecutor(1 + len(stated), "zoo-hash") as beside:
+        first = beside.submit(file_sha256, source)
+        others = {algorithm: beside.submit(of_file, source, f"{algorithm}:") for algorithm in stated}
+
+        def other(digest: str) -> str:
+            known = others.get(digest.partition(":")[0])
+            return of_file(source, digest) if known is None else known.result()
+
+        yield first, other
+
+
+def model_of(
+    model: type[Model] | str | nn.Module | Callable[..., nn.Module],
+    example: Sequence[int] | Tensor | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> type[Model]:
+    """Find the class that a network's name means, or describe a network of the user's own.
+
+    Raises:
+        LookupError: no network of this name.
+        TypeError: it is a network of the zoo that is built already, or no network.
+        ConvertError: a network of the user's own does not compute.
+    """
+    if isinstance(model, str):
+        return model_class(model)
+    if inspect.isclass(model) and issubclass(model, Model):
+        return model
+    if isinstance(model, Model):
+        name = type(model).__name__
+        raise TypeError(f"conversions build the zoo's networks themselves, of their class or name: {name}, not {name}()")
+    if not callable(model):
+        raise TypeError(f"the network is a class, a name or a torch.nn.Module, not {model!r:.60}")
+    return own_network(model, example, arguments)
+
+
+def source_words(framework: str, naming: str, source: Path) -> tuple[str, str]:
+    """Tell what --from and --naming say of a source: (format, naming).
+
+    A word that is both is a format where the content is of that format, else a naming.
+    """
+    format, found = format_or_naming(framework)
+    if naming == "auto" and format in names.NAMINGS and source.exists() and _sniffed(source) not in (format, ""):
+        format, found = "auto", format
+    if naming != "auto":
+        if naming not in names.NAMINGS:
+            raise ConvertError(f"{naming!r} is no naming of tensors; there are {', '.join(names.NAMINGS)}")
+        if found not in ("auto", naming):
+            raise ConvertError(f"the tensors can't be named as {found} and as {naming}: leave one out")
+        found = naming
+    return format, found
+
+
+def destination_words(to: str, destination: Path) -> tuple[str, str]:
+    """Tell what --to says of a destination: (format, naming). A word that is both is a naming where the ending is another format's."""
+    format, naming = format_or_naming(to)
+    if format in names.NAMINGS:
+        with suppress(ConvertError):
+            if formats.for_writing(destination).__name__.rpartition(".")[2] != format:
+                return "auto", format
+    return format, naming
+
+
+def _sniffed(path: Path) -> str:
+    try:
+        return formats.sniff(path)
+    except ConvertError:
+        return ""
 
 
 def format_or_naming(word: str) -> tuple[str, str]:
@@ -184,13 +288,6 @@ def _described(
     wanted: Preprocessing,
 ) -> Conversion:
     notes = [*foreign.source.notes, *foreign.adopted.notes]
-    if assumed := [name for name in ("mean", "std") if name not in foreign.preprocessing and not foreign.takes_pixels]:
-        notes.append(
-            f"neither the file nor its naming says the {' and '.join(assumed)} of its images: {foreign.model.__name__}'s usual are assumed"
-        )
-    told = [name for name in ("mean", "std", "crop") if name in foreign.source.preprocessing]
-    if not told and not assumed and foreign.known is None and NOTES not in foreign.source.facts:
-        notes.append(f"the file does not say how its images are prepared; what {foreign.adopted.naming}'s own networks want is noted")
     return Conversion(
         destination=destination,
         model=foreign.model,
@@ -244,7 +341,7 @@ def _loaded(foreign: Foreign, path: Path) -> Model:
 
     Into private memory, since it lies in a folder of the user's: whoever cut a mapped file short would end this process.
     """
-    return filled(foreign.network, safetensors.tensors(read_file(path)[1]))  # which says it if there is less now than was written
+    return filled(foreign.network, safetensors.tensors(read_unhashed(path)))  # which says it if there is less now than was written
 
 
 def _reference(path: Path, isolated: bool) -> tuple[np.ndarray, np.ndarray]:

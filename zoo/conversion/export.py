@@ -24,7 +24,7 @@ from zoo.conversion.foreign import Foreign, load
 from zoo.conversion.namings import adopted
 from zoo.conversion.notes import NOTES, accepted
 from zoo.conversion.proof import TOLERANCE
-from zoo.conversion.proof_images import Pictures, natural, prepared
+from zoo.conversion.proof_images import Pictures, image_shape, natural, prepared
 from zoo.conversion.result import Conversion, metadata, not_proven
 from zoo.networks.model import Model
 
@@ -48,7 +48,7 @@ def export(
     state = {n: t for n, t in network.state_dict().items() if not n.endswith(COUNTER)}
     if getattr(writer, "EXPORTS", False):
         side = made.preprocessing.crop or network.input_size
-        shape = (network.in_channels, side, side)
+        shape = image_shape(network, side)
         writer.export(network, path, input_shape=shape, metadata=metadata(made), preprocessing=inside)
     else:
         chosen = naming_for(name, to_naming, foreign.model, network)
@@ -60,7 +60,7 @@ def export(
         added = _read_back(foreign, network, path, name, state, to_convention, made, inside, isolated)
     finally:
         check_same(path, settled)
-    made.certificate = Certificate([*made.certificate.evidence, *added])
+    made.certificate = Certificate([*made.certificate.evidence, *added], made.certificate.before)
     if any(each.contradicts for each in added):
         raise not_proven(made)
 
@@ -78,15 +78,15 @@ def _read_back(
 ) -> list[Evidence]:
     """Compare what was written with what was to be written, and let its framework run it."""
     with sandbox.read(path, name, isolated=isolated) as written:
-        said, headless = _convention_of(written, to_convention), isinstance(network.get_submodule(network.classifiers[0]), nn.Identity)
-        built = {**foreign.options, "num_classes": network.num_classes, "in_channels": network.in_channels}
+        said, headless = _convention_of(written, to_convention), _headless(network)
+        built = {**foreign.options, "num_classes": network.num_classes, "in_channels": network.in_channels} if network.classifiers else {}
         again = adopted(written, foreign.model, convention=said, spatial="hw", headless=headless, **built)
         differing = _differing(again.adopted.tensors, state)
         if not differing:
             detail = f"the {name} file read again gives every one of {len(state)} tensors bit for bit"
             proof = Evidence("read back", True, 0.0, detail, [])
         else:  # a BatchNorm's scale had to be folded: other numbers, the same network
-            image = prepared(natural(1, network.in_channels, network.input_size).double() / 255, made.preprocessing).float()
+            image = prepared(natural(1, *image_shape(network)).double() / 255, made.preprocessing).float()
             with torch.no_grad():
                 wanted = network(image).numpy()
             proof = replace(certificate.against_outputs(load(again, copy.deepcopy(network)), image.numpy(), wanted, 1e-5), kind="read back")
@@ -96,6 +96,10 @@ def _read_back(
             proof,
             *([] if inside else _there(again, network, made, isolated)),
         ]  # export runs a file with its preprocessing inside itself
+
+
+def _headless(network: Model) -> bool:
+    return bool(network.classifiers) and isinstance(network.get_submodule(network.classifiers[0]), nn.Identity)
 
 
 def _there(written: Foreign, network: Model, made: Conversion, isolated: bool) -> list[Evidence]:

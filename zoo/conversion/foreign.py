@@ -94,6 +94,8 @@ class Foreign:
             return self.known.labels
         if self.beside is not None and self.beside.labels and not self.beside.labels.endswith(".tsv"):  # a table of this machine's cache
             return self.beside.labels
+        if not self.network.classifiers:
+            return None
         head = self.adopted.tensors.get(f"{self.network.classifiers[0]}.weight")
         return "imagenet1k" if head is not None and head.shape[0] == 1000 and self.adopted.naming in names.NAMINGS else None
 

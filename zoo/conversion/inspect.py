@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,25 +12,17 @@ from rich.table import Table
 from rich.tree import Tree
 
 from convert import formats, sandbox
-from convert.inspect import SHOWN, Inspection, Likely, Tensor, likely
+from convert.conversion import JULIA
+from convert.inspect import Inspection, Likely, Tensor
 from convert.inspect import inspect as describe
-from convert.source import Source
 from weights.documents import MISREAD, read_json
 from weights.errors import ConvertError
 from weights.wording import escape
+from zoo.conversion.likeness import SURE, recognise
 from zoo.conversion.notes import NOTES
-from zoo.variants import shapes, variants
 
 if TYPE_CHECKING:
     from zoo.networks.model import Model
-
-SURE = 0.8
-"""Confidence from which on a network is taken for the file's own; a file without its classifier reaches it, a sibling does not."""
-NEAR = 0.25
-"""How far a network's published number of parameters may lie from the file's to be looked at first."""
-
-LEAST_BODY = 0.03
-"""The least part of a network's numbers that a file without its dense layers holds; AlexNet's has 0.04."""
 
 
 def inspect(path: Path, format: str = "auto", *, isolated: bool = True) -> Inspection:
@@ -48,18 +39,6 @@ def inspect(path: Path, format: str = "auto", *, isolated: bool = True) -> Inspe
     """
     with sandbox.read(Path(path), format, isolated=isolated) as source:
         return replace(describe(source), likely=tuple(recognise(source)))
-
-
-def recognise(source: Source) -> list[Likely]:
-    """Name the networks whose shapes are most like the file's: first among those of its size, then among all."""
-    count = sum(math.prod(stored.stored_shape) for stored in source.tensors.values())
-    known = variants()
-    near = {name: one.lineage for name, one in known.items() if abs(count - one.params) <= NEAR * one.params}
-    found = likely(source, shapes(near), near)
-    if not found or found[0].confidence < SURE:
-        rest = {n: one.lineage for n, one in known.items() if n not in near and LEAST_BODY * one.params <= count <= 2 * one.params}
-        found = sorted([*found, *likely(source, shapes(rest), rest)], key=lambda one: (-one.confidence, not one.naming))
-    return found[:SHOWN]
 
 
 def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
@@ -84,7 +63,7 @@ def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
     named = [one for one in best if one.naming] or best
     if len(named) == 1:
         return model_class(named[0].name)
-    shown = ", ".join(f"{one.name} ({one.confidence:.0%})" for one in found) or "none is"
+    shown = ", ".join(f"{one.called} ({one.confidence:.0%})" for one in found) or "none is"
     raise ConvertError(f"{path} does not say which network it is of. Likest by its shapes: {shown}. Name it with --model.")
 
 
@@ -95,7 +74,9 @@ def show(found: Inspection, out: Console, *, tensors: bool = False) -> None:
         out.print(f"  {name:15}{escape(value)}", soft_wrap=True)
     for note in found.notes:
         out.print(f"  [dim]{escape(note)}[/dim]", soft_wrap=True)
-    out.print(_table(found) if tensors else _grown(Tree(f"[dim]{'modules' if found.tensors else 'no tensors'}[/dim]"), found.tree()))
+    julia = found.format in JULIA
+    heading = f"modules{', axes as in Julia' if julia else ''}" if found.tensors else "no tensors"
+    out.print(_table(found) if tensors else _grown(Tree(f"[dim]{heading}[/dim]"), found.tree(), julia))
 
 
 def _facts(found: Inspection) -> Iterator[tuple[str, str]]:
@@ -134,23 +115,24 @@ def _noted(text: str) -> str:
 
 
 def _network(one: Likely) -> str:
-    return f"{one.name} {one.confidence:.0%}" + (f", named as {one.naming} does" if one.naming else "")
+    return f"{one.called} {one.confidence:.0%}" + (f", named as {one.naming} does" if one.naming else "")
 
 
-def _grown(tree: Tree, modules: Mapping[str, Any]) -> Tree:
+def _grown(tree: Tree, modules: Mapping[str, Any], julia: bool) -> Tree:
     for name, inner in modules.items():
         if isinstance(inner, Tensor):
-            tree.add(f"{escape(name)} [dim]{_leaf(inner)}[/dim]")
+            tree.add(f"{escape(name)} [dim]{_leaf(inner, julia)}[/dim]")
         elif all(isinstance(part, Tensor) for part in inner.values()):
-            leaves = ", ".join(f"{escape(leaf)} {_leaf(tensor)}" for leaf, tensor in inner.items())
+            leaves = ", ".join(f"{escape(leaf)} {_leaf(tensor, julia)}" for leaf, tensor in inner.items())
             tree.add(f"{escape(name)} [dim]{leaves}[/dim]")
         else:
-            _grown(tree.add(escape(name)), inner)
+            _grown(tree.add(escape(name)), inner, julia)
     return tree
 
 
-def _leaf(tensor: Tensor) -> str:
-    return ("x".join(map(str, tensor.shape)) or "scalar") + (f" {tensor.dtype}" if tensor.dtype != "float32" else "")
+def _leaf(tensor: Tensor, julia: bool) -> str:
+    shape = tensor.stored_shape[::-1] if julia else tensor.shape
+    return ("x".join(map(str, shape)) or "scalar") + (f" {tensor.dtype}" if tensor.dtype != "float32" else "")
 
 
 def _table(found: Inspection) -> Table:

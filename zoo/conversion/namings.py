@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from convert import names, sandbox
-from convert.conversion import explain
+from convert.conversion import IN_ORDER, explain
 from convert.core import COUNTER
+from convert.match import NoUniqueMatch
 from convert.source import Convention, Source, Spatial
 from weights import Checkpoint
 from weights.errors import WeightsMismatch
 from weights.wording import counted
 from zoo.conversion.adoption import adopt_by
 from zoo.conversion.beside import beside_file
+from zoo.conversion.fitting import choices, said
 from zoo.conversion.foreign import Foreign
+from zoo.conversion.likeness import SURE, recognise
 from zoo.conversion.options import Asked
+from zoo.conversion.own import OwnNetwork
 from zoo.networks.model import Model
+
+KEPT = "the file has its classifier, which is kept"
+MATCH = "match"
+"""Stands for a naming where modules are paired by topology, shapes and names."""
 
 
 def open_foreign(
@@ -66,42 +75,104 @@ def adopted(
         match, convention, spatial, headless, known: see `Asked`.
         **options: constructor keywords; they win over the file's and the naming's.
     """
-    beside = beside_file(source.path, model)
+    beside = None if issubclass(model, OwnNetwork) else beside_file(source.path, model)
     asked = Asked(match, convention, spatial, headless or (beside is not None and beside.headless), known, options, beside)
-    candidates = ["auto"] if match else names.of_format(source.format) if naming == "auto" else [naming]
+    candidates = _candidates(source, model, naming, match)
+    best, refused = _best(source, model, candidates, asked)
+    if best is not None and best.adopted.report.ok:
+        return _fractional(best)
+    if asked.headless:  # it may have what it was allowed to lack
+        whole, _ = _best(source, model, candidates, replace(asked, headless=False))
+        if whole is not None and whole.adopted.report.ok:
+            whole.adopted.notes.append(KEPT)
+            return _fractional(whole)
+    if (other := _with_other_options(source, model, candidates, asked)) is not None:
+        return _fractional(other)
+    if refused is not None:
+        raise refused
+    raise _misfit(source, model, best, candidates)
+
+
+def _best(source: Source, model: type[Model], candidates: list[str], asked: Asked) -> tuple[Foreign | None, NoUniqueMatch | None]:
+    """Try every naming, and return the one that explains most, or why no pairing without a naming is unique."""
     best: Foreign | None = None
     for name in candidates:
-        found = adopt_by(source, model, name, asked)
+        matching = name == MATCH
+        try:
+            found = adopt_by(source, model, "auto" if matching else name, replace(asked, match=matching))
+        except NoUniqueMatch as error:
+            return best, error
         if found is None:
             continue
         if best is None or (_left(found), found.renamed) < (_left(best), best.renamed):
             best = found
         if best.adopted.report.ok and not best.renamed:  # else another naming may know the classifier's name too
             break
-    if best is not None and best.adopted.report.ok:
-        return _fractional(best)
+    return best, None
+
+
+def _with_other_options(source: Source, model: type[Model], candidates: list[str], asked: Asked) -> Foreign | None:
+    """Find the one set of constructor options that gives the network the file's tensors; None where none does, or several do."""
+    found: list[tuple[dict[str, Any], Foreign]] = []
+    for options, _ in () if issubclass(model, OwnNetwork) else choices(model):
+        if options.keys() & asked.options.keys():
+            continue
+        best, _ = _best(source, model, candidates, replace(asked, options={**asked.options, **options}))
+        if best is not None and best.adopted.report.ok:
+            found.append((options, best))
+    if len(found) != 1:
+        return None
+    options, best = found[0]
+    best.adopted.notes.append(f"fits {model.__name__} with {said(options)}, and not without")
+    return best
+
+
+def _misfit(source: Source, model: type[Model], best: Foreign | None, candidates: list[str]) -> WeightsMismatch:
+    """Say what of a file does not fit, and of which network it may be."""
+    likely = next(iter(recognise(source)), None)
+    hint = ""
+    if likely is not None and likely.confidence >= SURE and likely.called != model.__name__:
+        hint = f"\nIts tensors have the shapes of {likely.called} ({likely.confidence:.0%}): name that network instead."
     if best is None:
-        tried = ", ".join(candidates)
-        raise WeightsMismatch(
-            f"{source.path} is a {source.format} file, and none of its namings ({tried}) is of {model.__name__}; try zoo convert --match"
-        )
+        tried = f"none of its namings ({', '.join(candidates)}) is of {model.__name__}"
+        return WeightsMismatch(f"{source.path} is a {source.format} file, and {tried}; try zoo convert --match{hint}")
     error = WeightsMismatch(
         f"{source.path} does not hold the weights of {model.__name__}, by the naming that explains most ({best.adopted.naming}):\n"
         + explain(best.adopted, {name: tuple(t.shape) for name, t in best.network.state_dict().items()})
-        + "\nIs it a file of another network? `zoo inspect FILE` shows what it holds; zoo convert --match derives a mapping from "
-        "topology and shapes."
+        + (
+            hint
+            or "\nIs it a file of another network? `zoo inspect FILE` shows what it holds"
+            + ("; zoo convert --match derives a mapping from topology and shapes." if not source.positional else ".")
+        )
     )
     report = best.adopted.report
-    head = best.network.classifiers[0]
-    if not report.unmatched and report.missing and all(ours.startswith(f"{head}.") for ours, _ in report.missing):
+    head = next(iter(best.network.classifiers), "")
+    if head and not report.unmatched and report.missing and all(ours.startswith(f"{head}.") for ours, _ in report.missing):
         error.args = (
             f"{error.args[0]}\nOnly its classifier is missing: zoo convert --headless takes it without, and so does "
             "trained(…, num_classes=…).",
         )
+    if source.positional and report.missing and all(ours.rpartition(".")[2].startswith("running_") for ours, _ in report.missing):
+        error.args = (
+            f"{error.args[0]}\nOnly running statistics are missing, which a list of parameters never has. Save Flux.state(model) in Julia, "
+            "which has them.",
+        )
     error.missing = [ours for ours, _ in report.missing]
     error.unexpected = list(report.unmatched)
     error.misshaped = [(ours, was, wanted) for _, ours, was, wanted in report.misshaped]
-    raise error
+    return error
+
+
+def _candidates(source: Source, model: type[Model], naming: str, match: bool) -> list[str]:
+    """List the ways in which a file may name a network's tensors, the likelier first."""
+    own = issubclass(model, OwnNetwork)
+    if source.positional and naming == "auto":
+        return [IN_ORDER] if own else names.orders(source.format) or [IN_ORDER]
+    if match:
+        return [MATCH]
+    if naming != "auto":
+        return [naming]
+    return ["torchvision", MATCH] if own else names.of_format(source.format)
 
 
 def _fractional(found: Foreign) -> Foreign:

@@ -34,6 +34,7 @@ def notes(facts: Mapping[str, str], model: type[Model]) -> dict[str, Any]:
             return {}
         steps = {key: value for key, value in told["preprocessing"].items() if value is not None}
         told["preprocessing"] = asdict(weights.adhoc(told["model"], "file:///none", preprocessing=steps).preprocessing)
+        told["pixels"] = dict(told.get("pixels") or {})
         return {**told, "options": _suited(model, dict(told["options"])), "source": dict(told["source"])}
 
 

@@ -81,7 +81,7 @@ def proven(
     foreign: Foreign, network: Model, pictures: Pictures, made: Conversion, trained_on: Preprocessing, *, isolated: bool = True
 ) -> tuple[Certificate, Diagnosis | None]:
     """Gather the evidence there is, strongest first, and look for the fault where some of it contradicts."""
-    source, found = foreign.settled(), [certificate.structure(foreign.adopted.report)]
+    source, found, absent = foreign.settled(), [certificate.structure(foreign.adopted.report)], ""
     moved = _differ_inside(foreign, made)
     how = (network, trained_on, made.preprocessing, foreign.takes_pixels)
     theirs, ours = pictures.inputs(*how, side=foreign.image_size)
@@ -95,9 +95,8 @@ def proven(
     else:
         library = "" if foreign.options or NOTES in source.facts else made.naming  # torchvision's own network has no options of ours
         there = home.outputs(source, theirs, naming=library, family=made.model, classes=network.num_classes, isolated=isolated)
-        if isinstance(there, str):
-            made.notes.append(f"not compared with its own framework's outputs: {there}")
-        else:
+        absent = there if isinstance(there, str) else ""
+        if not isinstance(there, str):
             outputs = there.outputs
             compared = certificate.against_outputs(network, ours.numpy(), outputs, TOLERANCE)
             found.append(replace(compared, detail=f"{there.by}: {compared.detail}"))
@@ -109,14 +108,29 @@ def proven(
     labelled = pictures.labelled(network, made.preprocessing)
     if labelled is not None:
         batch, labels = labelled
-        found.append(certificate.on_labelled(network, [each.numpy() for each in batch.split(32)], labels.numpy()))
-    proof = Certificate(found)
+        shown = certificate.on_labelled(network, [each.numpy() for each in batch.split(32)], labels.numpy())
+        under = f", under {made.pixels.said}" if made.pixels is not None else ""
+        found.append(replace(shown, detail=f"{shown.detail}{under}"))
+    proof = Certificate(found, _proven_before(foreign, noted) if made.preprocessing == trained_on else "")
+    if absent:
+        without = "the proof needs no outputs of its own framework" if proof.proven else "not compared with its own framework's outputs"
+        made.notes.append(f"{without}: {absent}")
     if not any(each.contradicts for each in found):
         return proof, None
     if source.graph is not None and not source.graph.unknown:
         few = slice(0, PROOF_IMAGES)
         return proof, diagnose.diagnose(source, foreign.adopted.pairs, network, theirs[few], ours[few].numpy(), moved=moved)
     return proof, diagnose.diagnose_outputs(network, ours.numpy(), outputs) if outputs is not None else None
+
+
+def _proven_before(foreign: Foreign, noted: Mapping[str, Any]) -> str:
+    """Say who vouches for these very tensors: the notes of a conversion that was proven, or their publisher; "" where nobody does."""
+    parity = noted.get("parity")
+    if isinstance(parity, Mapping) and parity.get("proven") is True and noted["options"] == foreign.options:
+        return f"its source's notes say {str(parity.get('verdict', 'that it was proven'))[:300]}"
+    if foreign.known is not None and foreign.known.model == foreign.model.variant().__name__ and foreign.known.options == foreign.options:
+        return f"its source is the published file of {foreign.known.model}:{foreign.known.tag}"
+    return ""
 
 
 def _differ_inside(foreign: Foreign, made: Conversion) -> set[str]:

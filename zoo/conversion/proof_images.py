@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from torch import Tensor
 
 import weights
 from weights import Preprocessing
+from zoo.conversion.own import OwnNetwork
 from zoo.images.folder import image_files
 from zoo.images.kinds import SUFFIXES
-from zoo.images.preprocess import BadImage, preprocess, with_channels
+from zoo.images.preprocess import BadImage, pixels_of, preprocess, with_channels
 from zoo.labels import TABLES, labels
 from zoo.networks.model import Model
 
@@ -86,7 +88,7 @@ class Pictures:
                 plain = replace(plain, resize=max(side, plain.resize or side), crop=side)
             unit = self._batch(plain, self.files[:PROOF_IMAGES]).double()
         else:
-            unit = natural(PROOF_IMAGES, network.in_channels, side or wanted.crop or network.input_size).double() / 255
+            unit = natural(PROOF_IMAGES, *image_shape(network, side or wanted.crop)).double() / 255
         theirs = 255 * unit if takes_pixels else prepared(unit, trained_on)
         return theirs.numpy(), prepared(unit, wanted).float()
 
@@ -103,13 +105,44 @@ class Pictures:
         unit = given / 255 if takes_pixels else unprepared(given, trained_on)
         return theirs.astype(np.float64), prepared(unit, wanted).float()
 
+    def labels(self, classes: int, wanted: Preprocessing) -> tuple[Tensor | None, list[Path]]:
+        """Tell the classes of the photographs that have some and can be opened, and which those are; None where there are too few."""
+        named = self._named(classes)
+        if named is None:
+            return None, []
+        opened = self.readable([path for path, _ in named], wanted)
+        there = set(opened)
+        return torch.tensor([which for path, which in named if path in there]), opened
+
+    def readable(self, files: Sequence[Path], wanted: Preprocessing) -> list[Path]:
+        """List the pictures that can be opened."""
+        found: list[Path] = []
+        for path in files:
+            with suppress(BadImage):
+                pixels_of(path, wanted, str(path))
+                found.append(path)
+        return found
+
+    def pixels(self, wanted: Preprocessing, files: Sequence[Path]) -> Tensor:
+        """Read, resize and crop pictures that end in one size: uint8 (B, C, H, W) in RGB; those that can't be opened are left out."""
+        made: list[np.ndarray] = []
+        for path in files:
+            with suppress(BadImage):
+                made.append(pixels_of(path, wanted, str(path)))
+        return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2)
+
+    def _named(self, count: int) -> list[tuple[Path, int]] | None:
+        """List the photographs whose class their file or folder names; None where there are too few."""
+        classes = _classes(count)
+        if self.files and all(_numbered(path, count) is not None for path in self.files):
+            classes = {str(number): number for number in range(count)}
+        named = [(path, which) for path in self.files if (which := _class_of(path, classes)) is not None]
+        return None if len(named) < max(10, len(self.files) // 2) else named
+
     def labelled(self, network: Model, wanted: Preprocessing) -> tuple[Tensor, Tensor] | None:
         """Prepare the photographs whose class their file or folder names; None where there are none."""
-        classes = _classes(network.num_classes)
-        if self.files and all(_numbered(path, network.num_classes) is not None for path in self.files):
-            classes = {str(number): number for number in range(network.num_classes)}
-        named = [(path, which) for path in self.files if (which := _class_of(path, classes)) is not None]
-        if len(named) < max(10, len(self.files) // 2):
+        named = self._named(network.num_classes)
+        if named is None:
             return None
         batch, opened = self._opened(wanted, [path for path, _ in named])
         return batch, torch.tensor([named[index][1] for index in opened])
@@ -133,6 +166,9 @@ class Pictures:
 
 def steps(network: Model, known: Mapping[str, Any]) -> Preprocessing:
     """Complete what is known of the preprocessing by that of the default checkpoint, or else ImageNet's usual one."""
+    if isinstance(network, OwnNetwork):
+        plain = Preprocessing(None, None, "bilinear", (0.0,) * network.in_channels, (1.0,) * network.in_channels)
+        return replace(plain, **{f.name: known[f.name] for f in fields(Preprocessing) if f.name in known})
     name = type(network).variant().__name__
     default = next((c for c in weights.checkpoints(name) if c.default), None)
     base = default.preprocessing if default is not None else weights.adhoc(name, "file:///none").preprocessing
@@ -144,15 +180,26 @@ def steps(network: Model, known: Mapping[str, Any]) -> Preprocessing:
     return made if len(made.mean) == network.in_channels else with_channels(made, network.in_channels)
 
 
-def natural(count: int, channels: int, side: int, seed: int = 0) -> Tensor:
+def image_shape(network: Model, side: int | None = None) -> tuple[int, ...]:
+    """Return the shape of one input: (channels, side, side), or what the user said of a network of their own."""
+    if isinstance(network, OwnNetwork) and (side is None or len(network.image_shape) == 1 or not network.assumed_shape):
+        return network.image_shape
+    return (network.in_channels, side or network.input_size, side or network.input_size)
+
+
+def natural(count: int, channels: int, height: int = 0, width: int = 0, seed: int = 0) -> Tensor:
     """Compute pictures with the statistics of photographs: smooth light, edges, shapes and grain, never symmetric.
 
     Returns:
-        float32 (count, channels, side, side) of whole numbers, 0..255.
+        float32 (count, channels, height, width) of whole numbers, 0..255; a square without `width`; without `height` (count, channels),
+        values that have nothing to do with each other.
     """
     random = np.random.default_rng(seed)
-    y, x = np.mgrid[0:side, 0:side] / side
-    pictures = np.empty((count, channels, side, side))
+    if not height:
+        return torch.from_numpy(random.integers(0, 256, (count, channels))).float()
+    width = width or height
+    y, x = np.mgrid[0:height, 0:width] / max(height, width)
+    pictures = np.empty((count, channels, height, width))
     for picture in pictures:
         light = 110 + 70 * x * random.uniform(0.3, 1) + 40 * y * random.uniform(-1, 1)
         tint = random.uniform(0.7, 1.2, channels)
@@ -160,21 +207,25 @@ def natural(count: int, channels: int, side: int, seed: int = 0) -> Tensor:
             cx, cy, r = random.uniform(0, 1, 3) * (1, 1, 0.3)
             inside = (abs(x - cx) < r) & (abs(y - cy) < r / 2) if random.random() < 0.5 else (x - cx) ** 2 + (y - cy) ** 2 < r * r
             light = np.where(inside, random.uniform(0, 255), light)
-        picture[:] = light * tint[:, None, None] + random.normal(0, 6, (channels, side, side))
+        picture[:] = light * tint[:, None, None] + random.normal(0, 6, (channels, height, width))
     return torch.from_numpy(pictures.clip(0, 255).round()).float()
 
 
 def prepared(unit: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Bring RGB pixels, 0..1, to what a network was trained on."""
-    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+    mean, std = (_along(values, unit) for values in (preprocessing.mean, preprocessing.std))
     return ((unit.flip(1) if preprocessing.channel_order == "bgr" else unit) - mean) / std
 
 
 def unprepared(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Undo `prepared`."""
-    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
+    mean, std = (_along(values, images) for values in (preprocessing.mean, preprocessing.std))
     unit = images * std + mean
     return unit.flip(1) if preprocessing.channel_order == "bgr" else unit
+
+
+def _along(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).view(1, -1, *(1 for _ in like.shape[2:]))
 
 
 def _classes(count: int) -> dict[str, int]:

@@ -34,6 +34,7 @@ def write_report(made: Conversion, path: Path, images: Path | None = None) -> No
             "kernels": made.kernels,
             "options": made.options,
             "preprocessing": asdict(made.preprocessing),
+            **({} if made.pixels is None else {"pixels": made.pixels.said, "pixels, tried": dict(made.pixels.table)}),
             **made.source.facts,
         },
         certificate=made.certificate.to_json(),

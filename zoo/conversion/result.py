@@ -19,6 +19,7 @@ from convert.source import Source
 from weights import Preprocessing
 from weights.errors import ConvertError
 from zoo.conversion.notes import NOTES
+from zoo.conversion.pixels import Pixels
 from zoo.networks.model import Model
 
 
@@ -42,7 +43,8 @@ class Conversion:
         decision: how the kernel convention was decided, where the file doesn't say.
         diagnosis: the first layer that diverges and why, where the proof failed.
         filters: the first convolution's kernels (O, I, h, w), as the file orients them and as they are now.
-        network: with the converted weights, as long as somebody needs it.
+        pixels: how the images are prepared, and how well that is known; None of a network of the user's own of which nobody said it.
+        network: with the converted weights, as long as somebody needs it; None where safetensors was written and nothing was to be proven.
     """
 
     destination: Path
@@ -59,10 +61,19 @@ class Conversion:
     diagnosis: Diagnosis | None = None
     labels: str | None = None
     filters: tuple[np.ndarray, np.ndarray] | None = None
+    pixels: Pixels | None = None
     network: Model | None = None
 
+    @property
+    def verdict(self) -> str:
+        """Say in a line what is proven of the arithmetic, and what is known of the pixels."""
+        if self.pixels is None:
+            return self.certificate.verdict
+        arithmetic = "" if self.certificate.chained else "arithmetic "
+        return f"{arithmetic}{self.certificate.verdict} · {self.pixels.said}"
+
     def __repr__(self) -> str:
-        return f"<Conversion of {self.source.path.name} to {self.destination.name}, {self.model.__name__}: {self.certificate.verdict}>"
+        return f"<Conversion of {self.source.path.name} to {self.destination.name}, {self.model.__name__}: {self.verdict}>"
 
     @property
     def kernels(self) -> str:
@@ -73,7 +84,7 @@ class Conversion:
 
     def to_json(self) -> dict[str, Any]:
         """Describe everything but the tensors."""
-        return {"destination": str(self.destination), **told(self)}
+        return {"destination": str(self.destination), "verdict": self.verdict, **told(self)}
 
 
 class NotProven(ConvertError):
@@ -114,6 +125,7 @@ def told(made: Conversion) -> dict[str, Any]:
         "model": made.model.variant().__name__,
         "options": made.options,
         "preprocessing": asdict(made.preprocessing),
+        "pixels": None if made.pixels is None else made.pixels.to_json(),
         "labels": made.labels,
         "source": origin(made) | ({"facts": made.source.facts} if made.source.format != "safetensors" else {}),
         "convention": "correlation",

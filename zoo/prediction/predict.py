@@ -135,6 +135,12 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
             f'{name} has no classes: it gives an embedding of an image. features(model, "embedding") and zoo embed are for that; '
             f'trained("{name}", num_classes=…) puts a classifier on, for you to train'
         )
+    if record.pixels is not None and record.pixels.startswith("GUESSED"):
+        log.warning(
+            "how images are prepared for %s:%s is %s. zoo convert --images FOLDER decides it by labelled photographs; --channel-order, "
+            "--mean and --std of zoo add state it.",
+            *(record.model, record.tag, record.pixels),
+        )
     chosen = tuple(origin.label for origin in network.classes or ())
     names = chosen or (labels(record.labels) if record.labels else ())
     preprocessed = isinstance(images, Tensor) and images.is_floating_point()

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,8 @@ from weights import BadRecord, Checkpoint
 from weights.adding import check_new
 from weights.arguments import forgiving
 from weights.places import at_home
+from zoo.conversion.pixels import told_by_user
+from zoo.images.preprocess import at_size
 from zoo.labels import lists_of
 from zoo.networks.model import Model
 from zoo.pretrained.records import to_safetensors
@@ -36,7 +38,13 @@ def add_file(
     default: bool | None = None,
     replace: bool = False,
     preprocessing: Mapping[str, Any] | None = None,
+    channel_order: Literal["rgb", "bgr"] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    scale: float | None = None,
+    size: int | None = None,
     framework: str = "auto",
+    naming: str = "auto",
     match: bool = False,
     kernel_convention: Literal["auto", "correlation", "convolution"] = "auto",
     spatial: Literal["auto", "hw", "wh"] = "auto",
@@ -57,7 +65,9 @@ def add_file(
         default: whether ``trained(model)`` takes it; None if the variant has no other.
         replace: whether an earlier checkpoint of the user's own with this tag may go.
         preprocessing: fields of `weights.Preprocessing`; those that are missing or None are the default checkpoint's.
-        framework, match, kernel_convention, spatial: how another framework's file is read, as `zoo.conversion.convert.convert` takes them.
+        channel_order, mean, std, scale, size: how its images are prepared, as `zoo.conversion.convert.convert` takes it.
+        framework, naming, match, kernel_convention, spatial: how another framework's file is read, as
+            `zoo.conversion.convert.convert` takes them.
         weights_of: of a file with raw and averaged weights, as `trained` takes it.
         **options: constructor keywords without which these weights compute something else, `activation="leaky_relu_0.1"`.
 
@@ -70,11 +80,13 @@ def add_file(
         BadRecord: the tag is taken, a fact is wrong, or the path is a run, which is a source as it is.
     """
     facts: dict[str, Any] = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": preprocessing}
+    said = {"channel_order": channel_order, "mean": mean, "std": std, "scale": scale, "size": size}
+    facts["said"] = {name: value for name, value in said.items() if value is not None}
     if not at_home(path).exists():
         raise FileNotFoundError(f"'{path}' is not there; name the file to add: zoo add weights.pth ResNet50:mine")
     path = at_home(path)
     check_new(model.variant().__name__, tag, replace=replace)
-    told = (framework, match, kernel_convention, spatial, weights_of) != ("auto", False, "auto", "auto", None)
+    told = (framework, naming, match, kernel_convention, spatial, weights_of) != ("auto", "auto", False, "auto", "auto", None)
     if is_run(path):
         raise BadRecord(
             f"{path} is a run of zoo finetune, which needs no adding: --model {path} and trained({model.__name__}, {str(path)!r}) take it "
@@ -87,11 +99,11 @@ def add_file(
         read: dict[str, Any] = {"kernel_convention": kernel_convention, "spatial": spatial, "match": match, "weights_of": weights_of}
         with tempfile.TemporaryDirectory(prefix="zoo-add-") as folder:
             place = Path(folder) / f"{path.stem}.safetensors"
-            made = convert(path, place, model, framework=framework, **read, **options)
+            made = convert(path, place, model, framework=framework, naming=naming, **facts["said"], **read, **options)
             if native:
                 said = f"added by the user; weights {weights_of!r} of {path.name}, sha256 {made.sha256}"
             else:
-                said = f"added by the user; converted from {path.name}, sha256 {made.sha256}: {made.certificate.verdict}"
+                said = f"added by the user; converted from {path.name}, sha256 {made.sha256}: {made.verdict}"
             return _added(model, place, tag, said, path, **facts, **options)
     return _added(model, path, tag, "added by the user", None, **facts, **options)
 
@@ -108,19 +120,25 @@ def _added(
     default: bool | None,
     replace: bool,
     preprocessing: Mapping[str, Any] | None,
+    said: Mapping[str, Any],
     **options: Any,
 ) -> Checkpoint:
     network = trained(model, path, progress=False, **options)
     known = network.checkpoint
     if known is None:
         raise TypeError(f"trained() gave {model.__name__} no record")
-    steps = dataclasses.replace(known.preprocessing, **{k: v for k, v in (preprocessing or {}).items() if v is not None})
+    told = told_by_user(network, **said)
+    steps = dataclasses.replace(known.preprocessing, **{k: v for k, v in told.items() if k != "size"})
+    steps = at_size(steps, told["size"]) if "size" in told else steps
+    steps = dataclasses.replace(steps, **{k: v for k, v in (preprocessing or {}).items() if v is not None})
+    sure = {"channel_order", "mean", "std"} <= {*told, *(k for k, v in (preprocessing or {}).items() if v is not None)}
     facts: dict[str, Any] = {
         "license": license or known.license,
         "labels": labels or known.labels,
         "names": known.names,
         "num_classes": network.num_classes,
         "preprocessing": steps,
+        "pixels": "stated by you" if sure else known.pixels,
         "options": {**known.options, **options},
         "provenance": provenance,
     }

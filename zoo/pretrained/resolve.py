@@ -34,6 +34,7 @@ from weights.digests import of_bytes
 from weights.finite import check_values
 from weights.places import at_home, hub_parts
 from zoo.conversion.beside import Beside, beside_file, beside_source
+from zoo.conversion.pixels import known_pixels
 from zoo.networks.model import Model
 from zoo.pretrained.records import find_record, to_safetensors, unknown
 from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
@@ -48,7 +49,7 @@ def find(
     verify: str,
     progress: bool,
     frozen: bool | None,
-    told: tuple[Convention | None, Spatial | None],
+    told: tuple[Convention | None, Spatial | None, bool],
     new_head: bool,
     options: Mapping[str, Any],
     weights_of: str | None = None,
@@ -57,7 +58,7 @@ def find(
 
     Args:
         model, named, verify, progress, frozen, options, weights_of: as `trained` takes them.
-        told: what is said of a foreign file's kernels: their convention, and the order of their sides.
+        told: what is said of a foreign file: its kernels' convention, the order of their sides, and whether its tensors are matched.
         new_head: whether the file may lack a classifier.
     """
     name = model.variant().__name__
@@ -127,7 +128,7 @@ def _foreign(
     model: type[Model],
     path: Path,
     format: str,
-    told: tuple[Convention | None, Spatial | None],
+    told: tuple[Convention | None, Spatial | None, bool],
     new_head: bool,
     options: Mapping[str, Any],
     weights_of: str | None,
@@ -136,7 +137,7 @@ def _foreign(
     from zoo.conversion.namings import open_foreign
     from zoo.conversion.notes import file_sha256
 
-    asked: dict[str, Any] = {"format": format, "convention": told[0], "spatial": told[1], "weights_of": weights_of}
+    asked: dict[str, Any] = {"format": format, "convention": told[0], "spatial": told[1], "match": told[2], "weights_of": weights_of}
     try:
         foreign = open_foreign(path, model, **asked, **options)
     except WeightsMismatch:
@@ -150,6 +151,8 @@ def _foreign(
     record, steps = unknown(described(model), str(path), **known), _steps(foreign.preprocessing)
     if not {"mean", "std"} <= steps.keys():
         record = _recognised(record, sha256)
+    if (pixels := known_pixels(foreign, {})).status == "guessed" and record.tag == str(path):
+        record = replace(record, pixels=pixels.said.removeprefix("pixels "))
     return replace(record, preprocessing=replace(record.preprocessing, **steps)), tensors
 
 
@@ -188,7 +191,8 @@ def _noted(record: Checkpoint, metadata: Mapping[str, str], model: type[Model]) 
         return None
     source = f"converted from {told['source'].get('file')}, sha256 {told['source'].get('sha256')}"
     steps = replace(record.preprocessing, **_steps(told["preprocessing"]))
-    return replace(record, options=told["options"], provenance=source, preprocessing=steps, labels=told.get("labels"))
+    pixels = str(told["pixels"].get("said", ""))[:300].removeprefix("pixels ") or None
+    return replace(record, options=told["options"], provenance=source, preprocessing=steps, labels=told.get("labels"), pixels=pixels)
 
 
 def _steps(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from convert import names
 from convert.formats import safetensors
@@ -17,6 +17,8 @@ from convert.source import CONVENTIONS, SPATIALS, meant
 from weights import BadRecord, Checkpoint, WeightsMismatch, recognise
 from weights.arguments import forgiving, unknown_keyword, whole
 from zoo.catalogue import any_class
+from zoo.conversion.fitting import choices, said
+from zoo.conversion.own import is_own
 from zoo.extraction.dilation import dilate, whole_stride
 from zoo.images.preprocess import at_size, with_channels
 from zoo.labels import labels as labels_named
@@ -27,10 +29,12 @@ from zoo.pretrained.classes import choose_classes, class_list
 from zoo.pretrained.heads import adapt_stem, remove_head, replace_head
 from zoo.pretrained.names import named, of_network
 from zoo.pretrained.other_tasks import trained_other
+from zoo.pretrained.own_weights import own_trained
 from zoo.pretrained.resolve import find
 
 M = TypeVar("M", bound=Published)
 C = TypeVar("C", bound=Model)
+N = TypeVar("N", bound=nn.Module)
 
 WORDS = {
     "pretrained": "trained() always loads pretrained weights, and {0}() none; leave it out",
@@ -43,11 +47,21 @@ WORDS = {
 """What to do instead of other libraries' words; {0} is the class."""
 
 
+@overload
+def trained(model: type[M] | str, weights: str | os.PathLike[str] | None = None, **options: Any) -> M: ...
+
+
+@overload
+def trained(model: type[N] | N, weights: str | os.PathLike[str] | None = None, **options: Any) -> N: ...
+
+
 @forgiving
 def trained(
-    model: type[M] | str,
+    model: type[Any] | str | nn.Module,
     weights: str | os.PathLike[str] | None = None,
     *,
+    match: bool = False,
+    example: Sequence[int] | Tensor | None = None,
     num_classes: int | None = None,
     in_channels: int | None = None,
     classes: Iterable[str] | None = None,
@@ -59,7 +73,7 @@ def trained(
     spatial: Literal["auto", "hw", "wh"] = "auto",
     weights_of: str | None = None,
     **options: Any,
-) -> M:
+) -> Any:
     """Build `model` with pretrained weights, in eval mode, on the CPU, in torch's default dtype.
 
     Everything that is asked for is checked before anything is fetched.
@@ -70,7 +84,8 @@ def trained(
 
     Args:
         model: a class of a catalogue, `VGG19` or `YOLOv3Tiny`, or one that derives from it; or what is called NAME or NAME:TAG, in any
-            case.
+            case. Or a `torch.nn.Module` of your own, or its class: `weights` is then a path, and the module itself is filled and returned,
+            see `zoo.pretrained.own_weights.own_trained`.
         weights: None for the default checkpoint, the tag of another in any case, "hf://org/repo[@revision][/file]", "https://…",
             or a path. A known tag is a tag, whatever files lie around: "./mine" is a path. A path may lead to a file of any framework that
             `convert.formats` reads; its options and preprocessing come from the file and from its naming. Or to the folder of a
@@ -82,6 +97,8 @@ def trained(
             are reused, averaged for what stands above them ("dog"), and drawn anew for the rest; see `pretrained.classes`.
         output_stride: of the last map, 8 or 16: behind it, layers are dilated instead; see `zoo.extraction.dilation.dilate`.
         in_channels: another number of channels than the checkpoint's adapts the first convolution, see `zoo.pretrained.heads.adapt_stem`.
+        match: derive which of a foreign file's tensors is which from topology, shapes and names, without a table.
+        example: of a network of your own, the shape of one input, (C, H, W); None tries usual ones.
         verify: "load" hashes the very bytes that become tensors; "stamp" maps a file whose stamp (size, times, inode) was taken
             after a full check, for many short processes.
         progress: whether a download may show a bar; it never does where stderr is no terminal.
@@ -104,6 +121,15 @@ def trained(
         Undecided: a foreign file doesn't say its kernel convention; `zoo convert` can decide it by evidence.
         WeightsError: the bytes could not be had, or are not what the record promises; every subclass says what to do.
     """
+    told = meant("kernel_convention", kernel_convention, CONVENTIONS), meant("spatial", spatial, SPATIALS)
+    if is_own(model):
+        asked = {"num_classes": num_classes, "in_channels": in_channels, "classes": classes, "output_stride": output_stride}
+        if given := [name for name, value in asked.items() if value is not None]:
+            raise TypeError(f"{', '.join(given)}: your own network is built by your own code, and trained() only fills it; leave it out")
+        own: Any = model
+        return own_trained(own, weights, match=match, example=example, told=told, weights_of=weights_of, arguments=options)
+    if example is not None:
+        raise TypeError("example is the shape of one input of a network of your own; the zoo's networks know theirs: leave it out")
     cls, weights = _meant(model, weights)
     _check_options(cls, options)
     num_classes = None if num_classes is None else whole("num_classes", num_classes)
@@ -116,14 +142,12 @@ def trained(
         raise TypeError(f'weights_of is "raw", "ema" or a key of the file, not {weights_of!r}')
     if verify not in ("load", "stamp"):
         raise ValueError(f'verify is "load" or "stamp", got {verify!r}')
-    told = meant("kernel_convention", kernel_convention, CONVENTIONS), meant("spatial", spatial, SPATIALS)
     if not issubclass(cls, Model):
         asked = {"classes": wanted, "output_stride": output_stride, "in_channels": in_channels}
-        _only_classifiers(cls, asked | {"kernel_convention": told[0], "spatial": told[1]})
+        _only_classifiers(cls, asked | {"kernel_convention": told[0], "spatial": told[1], "match": match or None})
         how = {"verify": verify, "progress": progress, "frozen": frozen}
-        other = trained_other(cls, weights, num_classes=num_classes, weights_of=weights_of, options=options, **how)
-        return cast("M", other)
-    record, tensors = find(cls, weights, verify, progress, frozen, told, num_classes is not None, options, weights_of)
+        return trained_other(cls, weights, num_classes=num_classes, weights_of=weights_of, options=options, **how)
+    record, tensors = find(cls, weights, verify, progress, frozen, (*told, match), num_classes is not None, options, weights_of)
     network, state = _build(cls, record, tensors, options)
     fresh = num_classes is not None and _without_head(network, state)
     if _headless(record) and not fresh:
@@ -148,7 +172,7 @@ def trained(
     return network
 
 
-def _meant(model: type[M] | str, weights: Any) -> tuple[type[M], str | os.PathLike[str] | None]:
+def _meant(model: Any, weights: Any) -> tuple[type[Any], str | os.PathLike[str] | None]:
     """Find the class and the weights that are named, and refuse what names none."""
     if not isinstance(model, str) and not (inspect.isclass(model) and issubclass(model, Published)):
         if isinstance(model, Published):
@@ -162,7 +186,7 @@ def _meant(model: type[M] | str, weights: Any) -> tuple[type[M], str | os.PathLi
         raise TypeError(f"weights are named by a tag, a URL or a path, not by {weights!r}{hint}")
     if isinstance(model, str):
         name, weights = named(model, weights)
-        return cast("type[M]", any_class(name)), weights
+        return any_class(name), weights
     return model, of_network(model.variant().__name__, weights)
 
 
@@ -276,6 +300,11 @@ def _assign(network: Model, state: dict[str, Tensor], record: Checkpoint) -> Non
         prefix = next(iter(own), "").partition(".")[0]
         if len(own) > 1 and all(name.startswith(f"{prefix}.") for name in own) and len(own) + counters == len(state):
             return f"Every name in it begins with '{prefix}.', and without that they are not this network's either. `zoo list` shows all."
+        there = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        fits = next((options for options, shapes in choices(type(network)) if shapes == there), None)
+        if fits is not None:
+            name = type(network).__name__
+            return f"It fits {name} with {said(fits)}: trained({name}, …, {said(fits)})."
         other = recognise(record.sha256) if record.sha256 else None
         if other is not None and other.model != record.model:
             return f"Its sha256 is that of {other.model}:{other.tag}: trained({other.model}, …)."

@@ -108,9 +108,35 @@ def test_code_is_named_and_not_run(save: Any, tmp_path: Path) -> None:
     assert not target.exists()
 
 
-def test_a_pickled_module_is_refused_with_its_class(save: Any) -> None:
-    with pytest.raises(UnsafeFormat, match=r"torch\.nn\.modules\.linear\.Linear"):
-        read(save(nn.Linear(2, 2)))
+class Whole(nn.Module):
+    """A module that somebody saves whole: with parameters of its own, modules in modules, and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(3))
+        self.inner = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2))
+        self.register_buffer("shift", torch.rand(2))
+        self.register_buffer("fleeting", torch.rand(2), persistent=False)
+
+
+def test_of_a_module_saved_whole_the_tensors_are_read_and_no_code(save: Any) -> None:
+    module = Whole()
+    for content in (module, {"model": module, "epoch": 3}, nn.DataParallel(module)):
+        found = read(save(content))
+        assert found.keys() == module.state_dict().keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_a_class_is_admitted_in_a_module_alone_and_a_call_nowhere(save: Any, tmp_path: Path) -> None:
+    with pytest.raises(UnsafeFormat, match="Whole"):
+        read(save({"state_dict": STATE, "kind": Whole}))
+    with pytest.raises(UnsafeFormat, match="Whole"):
+        read(save([Whole()]))
+    target, module = tmp_path / "ran", Whole()
+    module.hook = Code(target)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UnsafeFormat, match=r"Path\.touch|PosixPath|getattr"):
+        read(save(module))
+    assert not target.exists()
 
 
 def test_os_system_is_refused(tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ def test_another_frameworks_file_is_converted_and_added(flipped: Path, photo: Pa
     assert "Say --kernel-convention convolution or correlation to zoo convert or zoo add" in " ".join(capsys.readouterr().err.split())
     assert main([*arguments, "--kernel-convention", "convolution"]) == 0
     sha256 = hashlib.sha256(flipped.read_bytes()).hexdigest()
-    assert f"added by the user; converted from theirs.npz, sha256 {sha256}: UNPROVEN" in out(capsys)
+    assert f"added by the user; converted from theirs.npz, sha256 {sha256}: arithmetic UNPROVEN" in out(capsys)
     wanted = trained(ResNet20, flipped, kernel_convention="convolution")
     flipped.unlink()
     added = trained(ResNet20, "theirs")
