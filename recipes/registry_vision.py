@@ -36,14 +36,14 @@ assert _segmenters
 
 def rows(cls: Any) -> Iterator[Wanted]:
     """Make the rows of one network."""
-    enum = torchvision.models.get_model_weights(cls.__name__.lower())
+    enum: Any = torchvision.models.get_model_weights(cls.__name__.lower())
     for entry in enum:
         meta = entry.meta
         digits = re.search(r"-([0-9a-f]{8,})\.pth$", entry.url)
         assert digits is not None
         (data, metrics), *others = meta["_metrics"].items()
         assert not others
-        table: dict[str, Any] = {"default": True} if entry is getattr(enum, "DEFAULT") else {}  # noqa: B009
+        table: dict[str, Any] = {"default": True} if entry is enum.DEFAULT else {}
         table |= {"sources": [entry.url], "format": "pytorch", "names": "torchvision", "sha256_prefix": digits[1]}
         table |= {"num_classes": len(meta["categories"]), "labels": labels(cls, len(meta["categories"]))}
         table |= {"metrics": metrics, "metrics_data": DATA[data], "license": "unstated", "recipe": meta["recipe"]}

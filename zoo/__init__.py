@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from zoo.catalogue import network as network
     from zoo.detection.catalogue import *  # noqa: F403
     from zoo.detection.detections import Detections as Detections
-    from zoo.detection.detector import Detector as Detector
     from zoo.detection.run import detect as detect
     from zoo.dreaming.run import dream as dream
     from zoo.dreaming.run import dream_frames as dream_frames
@@ -83,7 +82,7 @@ _PLACES = {
     "zoo.explanation": "Explanation explain measure",
     "zoo.extraction.features": "Features body features head pyramid",
     "zoo.extraction.taps": "UnknownTap",
-    "zoo.detection": "Detections Detector detect",
+    "zoo.detection": "Detections detect",
     "zoo.dreaming.run": "dream dream_frames dream_video",
     "zoo.embedding.run": "embed",
     "zoo.finetuning.run": "finetune",

@@ -15,7 +15,7 @@ PAGES: dict[str, dict[str, str]] = {
     "zoo": {
         "tour": "CATALOGUE Model network networks",
         "predict": "predict Prediction",
-        "detect": "detect Detections Detector",
+        "detect": "detect Detections",
         "explain": "explain Explanation measure",
         "features": "body features Features head pyramid reset_head UNet UnknownTap",
         "dream": "dream dream_frames dream_video",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torchvision.ops import nms
 
 MOST_PAIRS = 1 << 24
 """Pairs of boxes that are compared at once: 64 MiB a number."""
@@ -58,6 +59,9 @@ def suppress(boxes: Tensor, scores: Tensor, groups: Tensor, limit: float, measur
     order = order[torch.sort(groups[order], stable=True).indices]  # by group, and by score within
     sorted_groups = groups[order]
     _, sizes = torch.unique_consecutive(sorted_groups, return_counts=True)
+    if boxes.device.type == "cpu" and measure is overlap:
+        chosen = order[_stay_on_a_cpu(boxes[order], sizes.tolist(), limit)].sort().values
+        return chosen[torch.sort(scores[chosen], descending=True, stable=True).indices]
     stays = torch.ones(len(order), dtype=torch.bool, device=boxes.device)
     start = 0
     for count, size in _stretches(sizes.tolist()):  # one synchronisation for all
@@ -68,6 +72,17 @@ def suppress(boxes: Tensor, scores: Tensor, groups: Tensor, limit: float, measur
     chosen = order[stays]
     chosen = chosen[torch.sort(chosen).indices]
     return chosen[torch.sort(scores[chosen], descending=True, stable=True).indices]
+
+
+def _stay_on_a_cpu(boxes: Tensor, sizes: list[int], limit: float) -> Tensor:
+    """Do the same as `_stay` by torchvision's own loop, which compares a box with those alone that are left."""
+    stays = torch.zeros(len(boxes), dtype=torch.bool)
+    start = 0
+    for size in sizes:
+        ranks = torch.arange(size, 0, -1, dtype=boxes.dtype)
+        stays[start + nms(boxes[start : start + size], ranks, limit)] = True
+        start += size
+    return stays
 
 
 def _stretches(sizes: list[int]) -> list[tuple[int, list[int]]]:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from weights import BadRecord, Preprocessing
-from zoo import Detections, Detector, ResNet20, detect, predict, trained
+from zoo import Detections, ResNet20, detect, predict, trained
+from zoo.detection import Detector
 from zoo.images.preprocess import BadImage
 from zoo.variants import variants
 

@@ -14,9 +14,9 @@ from PIL import Image
 from torch import Tensor
 
 from weights import MalformedFile
-from zoo import Detections, Detector
+from zoo import Detections
 from zoo.commands.app import main
-from zoo.detection import evaluate, read_truths
+from zoo.detection import Detector, evaluate, read_truths
 from zoo.detection.measures import Truth
 
 SIZES = ((64, 48), (50, 80), (30, 30))

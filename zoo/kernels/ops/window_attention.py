@@ -4,7 +4,7 @@ A window's pixels are read where they lie in the map of queries, keys and values
 partitions, shifts and joins windows is arithmetic of addresses. MaxViT's grid is a window whose pixels are far apart.
 """
 
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 
