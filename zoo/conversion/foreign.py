@@ -74,7 +74,7 @@ class Foreign:
     def image_size(self) -> int | None:
         """Side in pixels of the images that the file's network takes, where its graph says it."""
         for node in self.source.graph.nodes if self.source.graph is not None else ():
-            shape = [side for side in node.attrs.get("shape", ()) if isinstance(side, int)] if node.op == "input" else []
+            shape = [side for side in node.attrs.get("shape") or () if isinstance(side, int)] if node.op == "input" else []
             if len(shape) == 3:
                 if max(shape) > MOST_PIXELS:
                     raise LimitExceeded(

@@ -154,6 +154,7 @@ def _window_attention(
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
     QUERIES: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     APART_BY: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -161,8 +162,8 @@ def _window_attention(
     """Answer QUERIES pixels of one head of one window; logits, softmax and sums in float32."""
     begin(OVERLAP)
     head = tl.program_id(0) % HEADS
-    part = tl.program_id(0) // HEADS
-    number = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(0) // HEADS % PARTS
+    number = (tl.program_id(0) // (HEADS * PARTS)).to(tl.int64)
     image = number // windows
     one = (number % windows).to(tl.int32)
     down, along = one // across, one % across
@@ -232,9 +233,10 @@ def launch(
         "WIDE": max(16, triton.next_power_of_2(each)), "QUERIES": config["queries"], "APART_BY": APART,
         "PRECISION": "tf32" if tf32 else "ieee", "num_warps": config["warps"],
     }  # fmt: skip
-    grid = (heads * triton.cdiv(tokens, config["queries"]), n * windows)
-    parts = [None if part is None else part.contiguous() for part in (bias, scale, region)]
-    _window_attention[grid](x, *parts, out, h, w, across, windows, pixel_stride(x), pixel_stride(out), factor, **constants, **overlap(x))
+    constants["PARTS"] = triton.cdiv(tokens, config["queries"])
+    grid = (heads * constants["PARTS"] * n * windows,)  # one axis: the others of a grid end at 65535
+    given = [None if part is None else part.contiguous() for part in (bias, scale, region)]
+    _window_attention[grid](x, *given, out, h, w, across, windows, pixel_stride(x), pixel_stride(out), factor, **constants, **overlap(x))
     return out
 
 

@@ -21,7 +21,8 @@ OPAQUE = ("unbind", "split", "split_with_sizes", "chunk", "attention")
 def gather(graph: Graph) -> None:
     """Replace each set of two or more such steps, one of which computes something, by one "island" step.
 
-    Its `attrs` hold the steps as `body`, in order, and those of them that are read elsewhere as `results`. It has the value of its one
+    Its `attrs` hold the steps as `body`, in order, those of them that are read elsewhere as `results`, and what they call its inputs as
+    `given`. It has the value of its one
     result, or a tuple of several, which "item" steps take apart.
     """
     graph.prune()
@@ -44,6 +45,9 @@ def gather(graph: Graph) -> None:
                     node.inputs = [new if source is result else source for source in node.inputs]
             graph.outputs = [new if leaf is result else leaf for leaf in graph.outputs]
             users[new] = [reader for reader in users[result] if reader is OUTSIDE or reader not in inside]
+    for node in graph.nodes:
+        if node.op == "island":
+            node.attrs["given"] = list(node.inputs)  # as its steps name them: what is merged later takes another name outside only
     graph.prune()
 
 

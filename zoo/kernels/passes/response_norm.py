@@ -75,6 +75,8 @@ def _normalised(x: Node, other: Node, order: Any) -> tuple[Tensor, Tensor, float
         return None
     power, axes, kept = bound(norm)[1:4]
     over, keeps = bound(average)[1:3]
+    if not axes or not over:
+        return None
     if power != 2 or tuple(axis % 4 for axis in axes) != pixels or not kept or [axis % 4 for axis in over] != [channels] or not keeps:
         return None
     if there is not None:

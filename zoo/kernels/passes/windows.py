@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -42,7 +43,7 @@ class Order:
         roll: by how many elements each of the map's axes was shifted, cyclically.
         start: of each of the map's axes, the first element that the value has.
         factor: the map's elements are multiplied by.
-        unit: whether vectors of the map's last part were divided by their norms.
+        unit: the parts of axes whose vectors were divided by their norms; none if empty.
     """
 
     root: Node
@@ -50,7 +51,7 @@ class Order:
     roll: tuple[int, int, int, int] = (0, 0, 0, 0)
     start: tuple[int, int, int, int] = (0, 0, 0, 0)
     factor: float = 1.0
-    unit: bool = False
+    unit: tuple[Factor, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -167,6 +168,8 @@ def _pixelwise(node: Node, walk: _Walk) -> Order | None:
     for order in orders:
         if not isinstance(order, Order) or not order.has_channels() or (order.dims, order.roll) != (first.dims, first.roll):
             return None
+        if order.root.shape != first.root.shape:
+            return None
         roots.append(order.root)
     n, _, h, w = first.root.shape
     shape = (n, node.shape[1], h, w)
@@ -213,7 +216,8 @@ def _operator(node: Node, first: Known | None, walk: _Walk) -> Known | None:
     if func is aten.mul.Tensor and isinstance(args[1], int | float) and not first.unit:
         return replace(first, factor=first.factor * args[1])
     if func is aten.div.Tensor and len(node.inputs) == 2 and (norm := walk.norms.get(node.inputs[1])) is not None:
-        return replace(first, unit=True) if norm.of is node.inputs[0] and first.factor == 1.0 else None
+        plain = norm.of is node.inputs[0] and first.factor == 1.0 and not first.unit
+        return replace(first, unit=first.dims[-1]) if plain else None
     return None
 
 
@@ -306,7 +310,10 @@ def _attention(node: Node, logits: Logits, value: Order, walk: _Walk) -> Order |
     heads = _sizes(_heads(query))
     if placed is None or len(inner) != 1 or inner[0][0] != 1 or inner[0][2] != 1:
         return None
-    width = inner[0][1]
+    width, firsts = inner[0][1], (query.start[1], key.start[1], value.start[1])
+    gaps = [after - before for before, after in pairwise(sorted((*firsts, shape[1])))]
+    if min(gaps) // heads != width or (query.unit and query.unit != inner):
+        return None
     if _heads(query) not in ((), ((1, heads, width),)):
         return None
     if any((o.start[0], o.start[2], o.start[3]) != (0, 0, 0) for o in (query, key, value)):
@@ -314,7 +321,7 @@ def _attention(node: Node, logits: Logits, value: Order, walk: _Walk) -> Order |
     window, step, stride = placed
     attrs: dict[str, Any] = {
         "heads": heads, "window": window, "step": step, "stride": stride, "roll": (query.roll[2], query.roll[3]),
-        "first": (query.start[1], key.start[1], value.start[1]), "factor": query.factor * key.factor, "cosine": query.unit,
+        "first": firsts, "factor": query.factor * key.factor, "cosine": bool(query.unit),
         "bias": logits.bias, "scale": logits.scale, "region": logits.region,
     }  # fmt: skip
     if query.roll[0] or query.roll[1]:
@@ -417,6 +424,8 @@ def _permuted(known: Known, axes: Sequence[int]) -> Known | None:
 def _rolled(order: Order, shifts: Any, axes: Any, shape: Sequence[int]) -> Order | None:
     roll = list(order.roll)
     shifts, axes = ([v] if isinstance(v, int) else list(v) for v in (shifts, axes))
+    if len(shifts) != len(axes):  # of all elements as one row
+        return None
     for shift, axis in zip(shifts, axes, strict=True):
         dim = order.dims[axis % len(shape)]
         if len(dim) != 1 or dim != _whole(order.root.shape)[dim[0][0]]:
@@ -450,7 +459,8 @@ def _sliced(order: Order, before: Sequence[int], after: Sequence[int], args: Seq
     axis, begin, step = args[1] % len(before), args[2] or 0, args[4]
     if before[axis] == after[axis]:
         return order
-    return _cut(order, axis, begin % before[axis], after[axis]) if step == 1 else None
+    begin = max(0, begin + before[axis]) if begin < 0 else begin
+    return _cut(order, axis, begin, after[axis]) if step == 1 else None
 
 
 def _cut(order: Order, axis: int, begin: int, count: int) -> Order | None:

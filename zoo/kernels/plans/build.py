@@ -25,7 +25,7 @@ from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.passes.place import Place
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans.balance import Means, balance, mean_inputs
-from zoo.kernels.plans.contest import contested, key
+from zoo.kernels.plans.contest import contested, key, remembered
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.plans.proving import Unlike, captured, checked
@@ -78,7 +78,14 @@ def build_gpu(
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
         tensors = tensors_of(batches[0])
-        whole = key(graph, setting)
+        whole, spec = key(graph, setting), graph.spec
+        dtypes = [leaf.dtype if isinstance(leaf, Node) else None for leaf in graph.outputs]
+        with phase("PyTorch's compiler"):
+            known = remembered(network, typed, dtypes, batches, reference, options, choices, whole)
+        if known is not None:
+            known[1].shapes = [tuple(t.shape) for t in tensors]
+            give_back(options.device)
+            return Built(known[0], spec, known[1])
 
         def planned(graph: Graph, places: dict[Node, Place], weights: Weights) -> tuple[Plan, PlanReport]:
             return _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
@@ -108,14 +115,14 @@ def build_gpu(
                     raise first from None
         report.shapes = [tuple(t.shape) for t in tensors]
         with phase("PyTorch's compiler"):
-            rival = contested(plan, report, network, typed, batches, reference, options, choices, whole)
+            rival = contested(plan, report, network, typed, dtypes, batches, reference, options, choices, whole)
         if rival is None:
             plan.release()
         else:
             plan.close()
             weights.clear()
         give_back(options.device)
-        return Built(plan if rival is None else rival, graph.spec, report)
+        return Built(plan if rival is None else rival, spec, report)
 
 
 def _planned(

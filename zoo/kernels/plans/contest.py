@@ -35,8 +35,9 @@ def key(graph: Graph, setting: Setting) -> str:
     number = {node: i for i, node in enumerate(graph.nodes)}
     digest = hashlib.sha256()
     for node in graph.nodes:
-        attrs = {name: tuple(value.shape) if isinstance(value, Tensor) else str(value) for name, value in node.attrs.items()}
-        attrs = {name: value for name, value in attrs.items() if name not in ("source", "body", "results", "name", "tensor")}
+        attrs: dict[str, Any] = {name: tuple(v.shape) if isinstance(v, Tensor) else str(v) for name, v in node.attrs.items()}
+        attrs = {name: value for name, value in attrs.items() if name not in ("source", "body", "results", "given", "name", "tensor")}
+        attrs["body"] = [(step.said(), step.shape) for step in node.attrs.get("body", [])]
         digest.update(repr((node.op, sorted(attrs.items(), key=str), node.shape, [number[source] for source in node.inputs])).encode())
     return f"whole {str(setting.dtype).removeprefix('torch.')}{'/tf32' if setting.tf32 else ''} {digest.hexdigest()[:16]}"
 
@@ -46,6 +47,7 @@ def contested(
     report: PlanReport,
     network: nn.Module,
     typed: Any,
+    dtypes: list[torch.dtype | None],
     batches: list[Any],
     reference: Reference,
     options: Options,
@@ -59,6 +61,7 @@ def contested(
         report: of the plan; says afterwards what is served, and both times.
         network: as the caller has it.
         typed: arguments (args, kwargs) in its own dtype.
+        dtypes: of its outputs, see `Compiled`.
         batches: arguments of `reference`.
         reference: the right outputs.
         options: of the fast network; with `tune="none"` only what was found before counts.
@@ -76,7 +79,7 @@ def contested(
         return None
     setting = Setting(options.device, options.dtype, options.tf32)
     try:
-        rival = Compiled(network, typed[0], typed[1], setting)
+        rival = Compiled(network, typed[0], typed[1], setting, dtypes)
         found = parity(rival, batches, reference, REPLAYS)
         mine, theirs = race(plan, rival, tensors)
     except Exception as error:  # whatever the compiler stumbles over: the plan is right, and there
@@ -85,7 +88,7 @@ def contested(
         report.notes.append(f"PyTorch's compiler could not take the whole network: {type(error).__name__}: {first_line(error)[:160]}")
         return None
     won = found.passes() and theirs < FASTER * mine
-    level = options.tune if known is None else known.level
+    level = options.tune if known is None or options.tune == "full" else known.level
     choices.put(name, Choice(COMPILER, {}, theirs, mine, 2, level) if won else Choice(PLAN, {}, mine, theirs, 2, level))
     choices.save()
     if not found.passes():
@@ -97,6 +100,36 @@ def contested(
     else:
         report.notes.append(f"on the whole this takes {mine:.0f} us, PyTorch's compiler {theirs:.0f}")
     return rival if won else None
+
+
+def remembered(
+    network: nn.Module,
+    typed: Any,
+    dtypes: list[torch.dtype | None],
+    batches: list[Any],
+    reference: Reference,
+    options: Options,
+    choices: Choices,
+    name: str,
+) -> tuple[Compiled, PlanReport] | None:
+    """Build the compiler's network where it won before, without a plan and a race; None where that isn't known, or it fails now.
+
+    Args: as of `contested`.
+    """
+    known = choices.get(name)
+    if known is None or known.op != COMPILER or options.tune == "full":
+        return None
+    try:
+        rival = Compiled(network, typed[0], typed[1], Setting(options.device, options.dtype, options.tf32), dtypes)
+        found = parity(rival, batches, reference, REPLAYS)
+    except Exception as error:  # as in `contested`: a plan is made
+        torch.cuda.empty_cache()
+        _log.debug("PyTorch's compiler failed: %s: %s", type(error).__name__, first_line(error))
+        return None
+    if not found.passes():
+        return None
+    row = Row(f"the whole network, for {known.aten_us:.0f} us of a plan", COMPILER, _shape(rival), known.us, known.aten_us)
+    return rival, PlanReport([], [row], found, ["PyTorch's compiler, in a CUDA graph, was faster on the whole when it was raced"])
 
 
 def _sure(plan: Plan, report: PlanReport, tensors: list[Tensor]) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from statistics import median
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -38,12 +40,15 @@ class Compiled:
         args: of the shape, in the network's own dtype.
         kwargs: likewise.
         setting: device and dtype.
+        dtypes: of the flat outputs, of which those that hold fractions get theirs; None for what is no tensor.
 
     Raises:
         Exception: whatever the compiler or the capture stumbles over.
     """
 
-    def __init__(self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], setting: Setting) -> None:
+    def __init__(
+        self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], setting: Setting, dtypes: list[torch.dtype | None]
+    ) -> None:
         self.setting = setting
         self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
@@ -60,30 +65,34 @@ class Compiled:
 
         def call(*given: Tensor) -> list[Any]:
             found = pytree.tree_leaves(answer(*given))
-            return [leaf.to(own) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in found]
+            return [_given(leaf, dtype) for leaf, dtype in zip(found, dtypes, strict=True)]
 
         with products(setting.tf32, benchmark=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's, about itself
-            self.spec = pytree.tree_structure(_fold(module, lambda: answer(*[_given(t, own) for t in self._buffers])))
+            _fold(module, lambda: answer(*[_given(t, own) for t in self._buffers]))
             channels_last(module.to(setting.dtype))
             with compiling():
-                self._graph, self.outputs = self._captured(torch.compile(call, dynamic=False, fullgraph=True))
+                self._graph, self.outputs = self._captured(torch.compile(_apart(call), dynamic=False, fullgraph=True))
         self._kept = module  # without it the weights would go, and others' tensors take their place under the graph
 
     def _captured(self, call: Callable[..., list[Any]]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
         device = self.setting.device
         stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
         torch.cuda.synchronize(device)
+        collecting = gc.isenabled()
         with torch.cuda.stream(stream):
             for _ in range(WARMUPS):
                 call(*self._buffers)
             torch.cuda.synchronize(device)
             torch.cuda.empty_cache()  # inside of the capture nothing can be freed
             clear_workspaces()  # cuBLAS's is made anew in the graph's own memory
+            gc.disable()  # a tensor of a plan that is collected while capturing would end up in the graph
             try:
                 with recording(graph):
                     outputs = call(*self._buffers)
             finally:
+                if collecting:
+                    gc.enable()
                 clear_workspaces()  # while the graph lives: PyTorch 2.11 crashes where one is freed whose pool is gone
         torch.cuda.current_stream(device).wait_stream(stream)
         return graph, outputs
@@ -131,17 +140,19 @@ def _fold(module: nn.Module, run: Callable[[], Any]) -> Any:
     Where that output is read by something else too, the folded network computes something else, which the comparison with the plain one
     finds.
     """
-    made: dict[int, nn.Module] = {}
+    made: dict[int, tuple[nn.Module, int]] = {}
     pairs: list[tuple[nn.Module, nn.Module]] = []
     calls: Counter[nn.Module] = Counter()
     alive: list[Tensor] = []  # or another tensor could have the same id
 
     def seen(layer: nn.Module, given: Any, output: Any) -> None:
         calls[layer] += 1
-        if type(layer) is nn.BatchNorm2d and id(given[0]) in made:
-            pairs.append((made[id(given[0])], layer))
+        if type(layer) is nn.BatchNorm2d and given and layer.running_mean is not None:
+            conv, version = made.get(id(given[0]), (None, 0))
+            if conv is not None and version == given[0]._version:  # nothing was written into it since
+                pairs.append((conv, layer))
         elif type(layer) is nn.Conv2d:
-            made[id(output)] = layer
+            made[id(output)] = layer, output._version
             alive.append(output)
 
     handles = [layer.register_forward_hook(seen) for layer in module.modules() if type(layer) in (nn.Conv2d, nn.BatchNorm2d)]
@@ -162,8 +173,14 @@ def _fold(module: nn.Module, run: Callable[[], Any]) -> Any:
     return answer
 
 
-def _given(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+def _given(leaf: Any, dtype: torch.dtype | None) -> Any:
+    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() and dtype is not None else leaf
+
+
+def _apart(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a function code of its own: the compiler counts how often it compiles the same, and stops at eight."""
+    function = cast(FunctionType, call)
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _buffer(tensor: Tensor, setting: Setting) -> Tensor:

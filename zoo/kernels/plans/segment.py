@@ -37,7 +37,7 @@ class Segment:
 
     def __init__(self, node: Node, setting: Setting, maps: set[Node], compiled: bool) -> None:
         self.node, self.setting, self.compiled = node, setting, compiled
-        self.body, self.results = node.attrs["body"], node.attrs["results"]
+        self.body, self.results, self.given = node.attrs["body"], node.attrs["results"], node.attrs["given"]
         self.maps = [result in maps for result in self.results]
         self._bound = {step: bind(step, Candidate(ATEN), setting) for step in self.body if step.op == "pointwise"}
         self._run: dict[Any, Run | None] = {}
@@ -56,7 +56,7 @@ class Segment:
 
     def plainly(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Compute the results one operator after the other; this is what is traced, too."""
-        values: dict[Node, Any] = dict(zip(self.node.inputs, inputs, strict=True))
+        values: dict[Node, Any] = dict(zip(self.given, inputs, strict=True))
         for step in self.body:
             values[step] = self._step(step, [values[source] for source in step.inputs])
         return tuple(
@@ -78,7 +78,7 @@ class Segment:
 
     def _made(self, form: Any, inputs: Sequence[Tensor]) -> Run | None:
         """Return what was compiled for an island like this one, or compile it; None where that fails."""
-        numbers = {node: i for i, node in enumerate((*self.node.inputs, *self.body))}
+        numbers = {node: i for i, node in enumerate((*self.given, *self.body))}
         steps = tuple((*_said(step, self.setting), *(numbers[source] for source in step.inputs)) for step in self.body)
         key = (steps, tuple(numbers[result] for result in self.results), tuple(self.maps), form, str(self.setting))
         with _lock:
@@ -100,6 +100,7 @@ class Segment:
             warnings.simplefilter("ignore")  # the compiler's, about itself
             graph = make_fx(lambda *given: list(self.plainly(*given)))(*inputs)
             made: Any = inductor(graph, list(inputs))
+            made(*inputs)  # what fails here fails in every call
         return lambda given: made(*given)
 
 

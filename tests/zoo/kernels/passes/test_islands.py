@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from zoo.kernels.passes.merge import apply, merges
 from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans import segment
 from zoo.kernels.plans.program import Program
@@ -97,6 +98,23 @@ def test_where_the_compiler_fails_pytorchs_operators_run(monkeypatch: pytest.Mon
     got, expected, _ = run(*CASES[0], compiled=True)
     torch.testing.assert_close(got, expected)
     assert set(segment._compiled.values()) == {None}
+
+
+def test_an_island_survives_a_merge_of_what_it_reads() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), Waves(), nn.Conv2d(8, 4, 1)).eval()
+    x = torch.randn(1, 3, 16, 16)
+    graph, places = understand(network, (x,), {}, CPU, islands=True)
+    possible = merges(graph, places)
+    assert [merge.node.op for merge in possible] == ["stem_pool"]
+    apply(graph, possible, places)
+    program = Program(graph, places, {}, Setting(CPU, torch.float32), Weights(), compiled=False)
+    inputs = [[x.contiguous(memory_format=torch.channels_last)] * len(program.forms[graph.inputs[0]])]
+    torch.testing.assert_close(program.run(inputs)[0], network(x))
+
+
+class Waves(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x) * torch.exp(x.flip(2))
 
 
 def test_a_network_of_kernels_alone_has_none() -> None:

@@ -122,3 +122,57 @@ def test_a_step_that_needs_the_old_order_keeps_it() -> None:
     network, x = drawn(Twice()), torch.rand(2, 8, 4, 4, dtype=torch.float64)
     graph, places = understand(network, (x,), {}, CPU)
     torch.testing.assert_close(run(graph, places, x), network(x))
+
+
+class Odd(Attends):
+    """Windows whose heads, norms or maps are not what they seem."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.wide = kind, nn.Linear(8, 48)
+
+    def forward(self, x: Tensor) -> Any:
+        if self.kind == "rolled as one row":
+            x = torch.roll(x, 1)
+        n, _, h, w = x.shape
+        tokens = x.view(n, 8, h // 2, 2, w // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(-1, 4, 8)
+        if self.kind == "gaps between":
+            wide = self.wide(tokens)
+            parts = [wide[..., first : first + 8] for first in (0, 16, 32)]
+        else:
+            q, k, v = self.qkv(tokens).split(8, -1)
+            parts = [q, q if self.kind == "keys are queries" else k, v]
+        if self.kind == "normed before the heads":
+            parts[:2] = [nn.functional.normalize(part, dim=-1) for part in parts[:2]]
+        q, k, v = (part.view(-1, 4, 2, 4).transpose(1, 2) for part in parts)
+        y = self.proj(((q @ k.transpose(-2, -1)).softmax(-1) @ v).transpose(1, 2).reshape(-1, 4, 8))
+        return y.view(n, h // 2, w // 2, 2, 2, 8).permute(0, 5, 1, 3, 2, 4).reshape(n, 8, h, w)
+
+
+@pytest.mark.parametrize("kind", ["rolled as one row", "gaps between", "keys are queries", "normed before the heads"])
+def test_what_only_looks_like_heads_of_windows_is_computed_as_it_is(kind: str) -> None:
+    network, x = drawn(Odd(kind)), torch.rand(2, 8, 4, 4, dtype=torch.float64)
+    graph, places = understand(network, (x,), {}, CPU)
+    torch.testing.assert_close(run(graph, places, x), network(x))
+
+
+class Corner(nn.Module):
+    """The same windows of a map and of the corner of a larger one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.attends = nn.Conv2d(8, 8, 1), Attends()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(x)
+
+        def cut(z: Tensor) -> Tensor:
+            return z.view(z.shape[0], 8, 2, 2, 2, 2).permute(0, 1, 2, 4, 3, 5).reshape(z.shape[0], 8, 4, 4)
+
+        return self.attends(cut(y[:, :, :4, :4]) + cut(self.attends(y)[:, :, 4:, 4:]))
+
+
+def test_maps_of_two_sizes_are_not_mistaken_for_one() -> None:
+    network, x = drawn(Corner()), torch.rand(1, 8, 8, 8, dtype=torch.float64)
+    graph, places = understand(network, (x,), {}, CPU)
+    torch.testing.assert_close(run(graph, places, x), network(x))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo.kernels.comparing.parity import Parity
 from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans import contest
-from zoo.kernels.plans.rival import _fold
+from zoo.kernels.plans.rival import _apart, _fold
 from zoo.kernels.reports.report import PlanReport, Row
 from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.steps import Setting
@@ -60,6 +60,7 @@ def decided(
         report,
         nn.Linear(3, 5),
         ((torch.zeros(2, 3),), {}),
+        [torch.float32],
         [((torch.zeros(2, 3),), {})],
         None,  # pyright: ignore[reportArgumentType]
         options,
@@ -155,3 +156,36 @@ def test_batch_norms_are_folded_where_each_is_called_once() -> None:
     assert isinstance(made.norm, nn.Identity)
     assert isinstance(made.other, nn.BatchNorm2d)
     torch.testing.assert_close(made(x), expected)
+
+
+def test_nothing_is_folded_through_what_was_written_in_place_or_has_no_statistics() -> None:
+    in_place = nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU(inplace=True), nn.BatchNorm2d(3)).eval()
+    alone = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, track_running_stats=False)).eval()
+    x = torch.randn(2, 3, 4, 4)
+    for made in (in_place, alone):
+        expected = made(x)
+        _fold(made, lambda made=made: made(x))
+        torch.testing.assert_close(made(x), expected)
+
+
+def test_each_network_is_compiled_as_if_it_were_the_first() -> None:
+    def call(x: Tensor) -> Tensor:
+        return x + 1
+
+    codes = {id(_apart(call).__code__) for _ in range(3)}
+    assert id(call.__code__) not in codes
+    assert _apart(call)(torch.ones(())) == 2
+
+
+def test_networks_that_differ_between_kernels_alone_have_keys_of_their_own() -> None:
+    class Middle(nn.Module):
+        def __init__(self, waves: bool) -> None:
+            super().__init__()
+            self.first, self.last, self.waves = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1), waves
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.last(torch.sin(x) * torch.exp(x) if self.waves else torch.cos(x) * torch.exp(x))
+
+    graphs = [understand(Middle(waves).eval(), (torch.zeros(1, 3, 4, 4),), {}, CPU, islands=True)[0] for waves in (True, False)]
+    assert len({contest.key(graph, Setting(CPU, torch.bfloat16)) for graph in graphs}) == 2
