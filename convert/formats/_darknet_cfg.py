@@ -99,6 +99,8 @@ def read(path: Path) -> list[Section]:
 
 def parse(text: str) -> list[Section]:
     """Read a description; raises as `read` does."""
+    if "\0" in text:
+        raise MalformedFile("is no description of a network: it holds bytes that are no text, as a .weights does")
     sections: list[Section] = []
     for number, line in enumerate(text.splitlines(), start=1):
         line = line.strip()
