@@ -108,7 +108,7 @@ def test_a_style_is_pulled_by_its_name_and_its_licence_is_said(
     [
         (["none.jpg", "-s", "ink.pth"], 3, "none.jpg: there is no such file"),
         (["photos/cat.png", "-s", "mosaik"], 3, "there is no style 'mosaik', and no such file; did you mean mosaic"),
-        (["photos/cat.png", "-s", "ink.pth", "--strength", "3"], 2, "less than or equal to 1"),
+        (["photos/cat.png", "-s", "ink.pth", "--strength", "3"], 2, "is not in the range"),
         (["photos/cat.png", "-s", "ink.pth", "-o", "out.txt"], 2, "a painting of a photograph is one of .png"),
         (["photos/cat.png", "-s", "ink.pth", "-o", "out.mp4"], 2, "a painting of a photograph is one of .png"),
         (["photos/cat.png", "-s", "ink.pth", "-o", "none/out.png"], 1, "there is no folder"),

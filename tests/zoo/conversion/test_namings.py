@@ -250,7 +250,7 @@ def test_notes_of_another_network_and_files_without_are_not_believed() -> None:
     assert notes({}, ResNet20) == {}
     assert notes({NOTES: json.dumps(GOOD)}, SqueezeNet1_1) == {}
     assert notes({NOTES: json.dumps(GOOD)}, ResNet20)["preprocessing"] == {
-        **STEPS, "mean": (0.5,) * 3, "std": (0.5,) * 3, "squash": False
+        **STEPS, "mean": (0.5,) * 3, "std": (0.5,) * 3, "squash": False, "letterbox": False, "longest": None
     }  # fmt: skip
 
 

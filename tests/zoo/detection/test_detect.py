@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from weights import BadRecord, Preprocessing
+from weights import BadRecord, Preprocessing, UnknownWeights
 from zoo import Detections, ResNet20, detect, predict, trained
 from zoo.detection import Detector
 from zoo.images.preprocess import BadImage
@@ -106,8 +106,8 @@ def test_a_class_line_with_params_is_in_the_detectors_catalogue_alone(monkeypatc
     assert "MyCorners" not in variants()
     with pytest.raises(TypeError, match="in_channels=1 is for classifiers"):
         trained(MyCorners, in_channels=1)
-    with pytest.raises(TypeError, match="takes a network's class or name"):
-        trained(nn.Linear)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UnknownWeights, match="which is your own"):  # a module of the user's, and no file
+        trained(nn.Linear)
 
 
 @pytest.mark.parametrize(

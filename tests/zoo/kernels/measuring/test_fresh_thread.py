@@ -106,7 +106,9 @@ def test_a_plan_is_compared_with_what_was_computed_elsewhere(monkeypatch: pytest
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "device", nullcontext)  # a class, as PyTorch's: some ask what is an instance of it
-    monkeypatch.setattr(build, "understand", lambda *given: (None, {}))
+    monkeypatch.setattr(build, "understand", lambda *given, **told: (SimpleNamespace(spec=None, outputs=[]), {}))
+    monkeypatch.setattr(build, "key", lambda *given: "")
+    monkeypatch.setattr(build, "remembered", lambda *given: None)
     monkeypatch.setattr(build, "Compilers", lambda capability: SimpleNamespace(prepare=lambda tasks: None, close=lambda: None))
     monkeypatch.setattr(build, "kernels", lambda *given: [])
     monkeypatch.setattr(build, "Reference", Reference)
