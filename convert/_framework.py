@@ -20,6 +20,7 @@ import numpy as np
 
 from convert.formats import _darknet_cfg
 from convert.formats._keras_ops import LAYERS, PLAIN
+from convert.formats._openvino_export import imported
 from convert.kinds import is_dict
 from weights.documents import read_json
 
@@ -51,17 +52,18 @@ _VALUES = ("__keras_tensor__", "__tensor__", "__numpy__", "__tuple__", "__slice_
 
 def prepare(format: str) -> None:
     """Import what runs files of a format."""
+    if format == "openvino":  # which loads what computes when the first network is made ready
+        _openvino_core()
+        return
     importlib.import_module({**LIBRARIES, **DETECTORS}[format])
     if format == "tflite":
         importlib.import_module("ai_edge_litert.interpreter")
-    if format == "openvino":  # which loads what computes when the first network is made ready
-        _openvino_core()
 
 
 @cache
 def _openvino_core() -> Any:
     """Start OpenVINO in one thread and float32, with what reads an IR and what computes on this processor."""
-    openvino: Any = importlib.import_module("openvino")
+    openvino = imported()
     core = openvino.Core()
     core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1})
     core.compile_model(core.read_model(_NOTHING.encode(), b""), "CPU")(np.zeros(1, np.float32))
@@ -124,7 +126,7 @@ def _darknet(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, st
 
 
 def _openvino(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str]:
-    openvino: Any = importlib.import_module("openvino")
+    openvino = imported()
     core, weights = _openvino_core(), path.with_suffix(".bin")
     net = core.read_model(path.with_suffix(".xml").read_bytes(), weights.read_bytes() if weights.is_file() else b"")
     model = core.compile_model(net, "CPU")

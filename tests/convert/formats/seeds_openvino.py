@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OPENVINO_TELEMETRY", "0")
 import numpy as np
-import openvino
-from openvino import opset13
 
-op: Any = opset13
+from convert.formats._openvino_export import imported
+
+openvino = imported()  # without the report that it sends home
+
+op: Any = importlib.import_module("openvino.opset13")
 """Its functions are made when it is imported, without types."""
 
 
