@@ -52,8 +52,8 @@ def beside_peers(name: str, images: int, rounds: int, device: str, side: int | N
 
     torch.manual_seed(1)
     model = network(name).eval().to(device)
-    side = side or model.input_size or 224
-    x = torch.randn(images, 3, side, side, device=device)
+    pixels = side or model.input_size or 224
+    x = torch.randn(images, 3, pixels, pixels, device=device)
     layer: Any = model.layer4
     kinds = {"GradCAM": GradCAM, "HiResCAM": HiResCAM, "XGradCAM": XGradCAM, "LayerCAM": LayerCAM}
     print(f"{name}, {images} images of {side} pixels, {device}, {torch.get_num_threads()} threads; ms an image, median of {rounds}")
