@@ -56,7 +56,7 @@ def beside_peers(name: str, images: int, rounds: int, device: str, side: int | N
     x = torch.randn(images, 3, pixels, pixels, device=device)
     layer: Any = model.layer4
     kinds = {"GradCAM": GradCAM, "HiResCAM": HiResCAM, "XGradCAM": XGradCAM, "LayerCAM": LayerCAM}
-    print(f"{name}, {images} images of {side} pixels, {device}, {torch.get_num_threads()} threads; ms an image, median of {rounds}")
+    print(f"{name}, {images} images of {pixels} pixels, {device}, {torch.get_num_threads()} threads; ms an image, median of {rounds}")
     for ours, theirs in CAMS.items():
 
         def peer(theirs: str = theirs) -> np.ndarray:
