@@ -25,7 +25,7 @@ from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.passes.place import Place
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans.balance import Means, balance, mean_inputs
-from zoo.kernels.plans.contest import contested, key, remembered
+from zoo.kernels.plans.contest import Whole, contested, key, remembered
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.plans.proving import Unlike, captured, checked
@@ -78,10 +78,11 @@ def build_gpu(
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
         tensors = tensors_of(batches[0])
-        whole, spec = key(graph, setting), graph.spec
-        dtypes = [leaf.dtype if isinstance(leaf, Node) else None for leaf in graph.outputs]
+        spec = graph.spec
+        dtypes: list[torch.dtype | None] = [leaf.dtype if isinstance(leaf, Node) else None for leaf in graph.outputs]
+        whole = Whole(network, typed, dtypes, batches, reference, options, choices, key(graph, setting))
         with phase("PyTorch's compiler"):
-            known = remembered(network, typed, dtypes, batches, reference, options, choices, whole)
+            known = remembered(whole)
         if known is not None:
             known[1].shapes = [tuple(t.shape) for t in tensors]
             give_back(options.device)
@@ -115,7 +116,7 @@ def build_gpu(
                     raise first from None
         report.shapes = [tuple(t.shape) for t in tensors]
         with phase("PyTorch's compiler"):
-            rival = contested(plan, report, network, typed, dtypes, batches, reference, options, choices, whole)
+            rival = contested(plan, report, whole)
         if rival is None:
             plan.release()
         else:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from zoo.kernels.comparing.copies import tensors_of
-from zoo.kernels.comparing.parity import Reference
+from zoo.kernels.comparing.parity import Parity, Reference
 from zoo.kernels.errors import first_line
 from zoo.kernels.measuring.timing import event_time_us
 from zoo.kernels.passes.graph import Graph
@@ -42,54 +43,63 @@ def key(graph: Graph, setting: Setting) -> str:
     return f"whole {str(setting.dtype).removeprefix('torch.')}{'/tf32' if setting.tf32 else ''} {digest.hexdigest()[:16]}"
 
 
-def contested(
-    plan: Plan,
-    report: PlanReport,
-    network: nn.Module,
-    typed: Any,
-    dtypes: list[torch.dtype | None],
-    batches: list[Any],
-    reference: Reference,
-    options: Options,
-    choices: Choices,
-    name: str,
-) -> Compiled | None:
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A network at its shapes, and what tells whether another way to run it is right and was faster.
+
+    Attributes:
+        network: as the caller has it.
+        typed: arguments (args, kwargs) in its own dtype.
+        dtypes: of its flat outputs, see `Compiled`.
+        batches: arguments of `reference`.
+        reference: the right outputs.
+        options: of the fast network.
+        choices: what was found before.
+        name: of `key`.
+    """
+
+    network: nn.Module
+    typed: Any
+    dtypes: list[torch.dtype | None]
+    batches: list[Any]
+    reference: Reference
+    options: Options
+    choices: Choices
+    name: str
+
+    def compiled(self) -> tuple[Compiled, Parity]:
+        """Let PyTorch's compiler have the network, and compare it; raises whatever that stumbles over."""
+        setting = Setting(self.options.device, self.options.dtype, self.options.tf32)
+        rival = Compiled(self.network, self.typed[0], self.typed[1], setting, self.dtypes)
+        return rival, parity(rival, self.batches, self.reference, REPLAYS)
+
+
+def contested(plan: Plan, report: PlanReport, whole: Whole) -> Compiled | None:
     """Race a captured plan against the compiler's, where it is known or likely that this one could win.
 
     Args:
         plan: captured and checked.
         report: of the plan; says afterwards what is served, and both times.
-        network: as the caller has it.
-        typed: arguments (args, kwargs) in its own dtype.
-        dtypes: of its outputs, see `Compiled`.
-        batches: arguments of `reference`.
-        reference: the right outputs.
-        options: of the fast network; with `tune="none"` only what was found before counts.
-        choices: what was found before.
-        name: of `key`.
+        whole: the network; with `tune="none"` only what was found before counts.
 
     Returns:
         The compiler's network where it is as right, and faster; else None.
     """
-    known = choices.get(name)
-    tensors = tensors_of(batches[0])
-    if known is not None and known.op == PLAN and (known.level == "full" or options.tune != "full"):
+    tune, choices = whole.options.tune, whole.choices
+    known, tensors = choices.get(whole.name), tensors_of(whole.batches[0])
+    if known is not None and known.op == PLAN and (known.level == "full" or tune != "full"):
         return None
-    if known is None and (options.tune == "none" or (options.tune == "quick" and _sure(plan, report, tensors))):
+    if known is None and (tune == "none" or (tune == "quick" and _sure(plan, report, tensors))):
         return None
-    setting = Setting(options.device, options.dtype, options.tf32)
     try:
-        rival = Compiled(network, typed[0], typed[1], setting, dtypes)
-        found = parity(rival, batches, reference, REPLAYS)
+        rival, found = whole.compiled()
         mine, theirs = race(plan, rival, tensors)
     except Exception as error:  # whatever the compiler stumbles over: the plan is right, and there
-        torch.cuda.empty_cache()
-        _log.debug("PyTorch's compiler failed: %s: %s", type(error).__name__, first_line(error))
-        report.notes.append(f"PyTorch's compiler could not take the whole network: {type(error).__name__}: {first_line(error)[:160]}")
+        report.notes.append(f"PyTorch's compiler could not take the whole network: {_failed(error)[:160]}")
         return None
     won = found.passes() and theirs < FASTER * mine
-    level = options.tune if known is None or options.tune == "full" else known.level
-    choices.put(name, Choice(COMPILER, {}, theirs, mine, 2, level) if won else Choice(PLAN, {}, mine, theirs, 2, level))
+    level = tune if known is None or tune == "full" else known.level
+    choices.put(whole.name, Choice(COMPILER, {}, theirs, mine, 2, level) if won else Choice(PLAN, {}, mine, theirs, 2, level))
     choices.save()
     if not found.passes():
         report.notes.append(f"PyTorch's compiler computes something else: {found}")
@@ -102,34 +112,28 @@ def contested(
     return rival if won else None
 
 
-def remembered(
-    network: nn.Module,
-    typed: Any,
-    dtypes: list[torch.dtype | None],
-    batches: list[Any],
-    reference: Reference,
-    options: Options,
-    choices: Choices,
-    name: str,
-) -> tuple[Compiled, PlanReport] | None:
-    """Build the compiler's network where it won before, without a plan and a race; None where that isn't known, or it fails now.
-
-    Args: as of `contested`.
-    """
-    known = choices.get(name)
-    if known is None or known.op != COMPILER or options.tune == "full":
+def remembered(whole: Whole) -> tuple[Compiled, PlanReport] | None:
+    """Build the compiler's network where it won before, without a plan and a race; None where that isn't known, or it fails now."""
+    known = whole.choices.get(whole.name)
+    if known is None or known.op != COMPILER or whole.options.tune == "full":
         return None
     try:
-        rival = Compiled(network, typed[0], typed[1], Setting(options.device, options.dtype, options.tf32), dtypes)
-        found = parity(rival, batches, reference, REPLAYS)
+        rival, found = whole.compiled()
     except Exception as error:  # as in `contested`: a plan is made
-        torch.cuda.empty_cache()
-        _log.debug("PyTorch's compiler failed: %s: %s", type(error).__name__, first_line(error))
+        _failed(error)
         return None
     if not found.passes():
         return None
     row = Row(f"the whole network, for {known.aten_us:.0f} us of a plan", COMPILER, _shape(rival), known.us, known.aten_us)
     return rival, PlanReport([], [row], found, ["PyTorch's compiler, in a CUDA graph, was faster on the whole when it was raced"])
+
+
+def _failed(error: Exception) -> str:
+    """Give back what the compiler took, and say why it failed."""
+    torch.cuda.empty_cache()
+    said = f"{type(error).__name__}: {first_line(error)}"
+    _log.debug("PyTorch's compiler failed: %s", said)
+    return said
 
 
 def _sure(plan: Plan, report: PlanReport, tensors: list[Tensor]) -> bool:

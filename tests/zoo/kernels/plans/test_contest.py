@@ -40,6 +40,7 @@ def decided(
     replaced_us: float = 150.0,
     parity: Parity = RIGHT,
     fails: bool = False,
+    before: bool = False,
 ) -> tuple[Any, PlanReport, list[str]]:
     asked: list[str] = []
 
@@ -55,9 +56,7 @@ def decided(
     monkeypatch.setattr(contest, "event_time_us", lambda *_, **__: plan_us)
     report = PlanReport([(2, 3)], [Row("conv", "conv", (2, 5), plan_us, replaced_us)], RIGHT)
     options: Any = SimpleNamespace(device=CPU, dtype=torch.bfloat16, tf32=False, tune=tune)
-    served = contest.contested(
-        lambda tensors: tensors,  # pyright: ignore[reportArgumentType]
-        report,
+    whole = contest.Whole(
         nn.Linear(3, 5),
         ((torch.zeros(2, 3),), {}),
         [torch.float32],
@@ -67,6 +66,10 @@ def decided(
         choices,
         "whole",
     )
+    if before:
+        found = contest.remembered(whole)
+        return (None, report, asked) if found is None else (*found, asked)
+    served = contest.contested(lambda tensors: tensors, report, whole)  # pyright: ignore[reportArgumentType]
     return served, report, asked
 
 
@@ -189,3 +192,15 @@ def test_networks_that_differ_between_kernels_alone_have_keys_of_their_own() -> 
 
     graphs = [understand(Middle(waves).eval(), (torch.zeros(1, 3, 4, 4),), {}, CPU, islands=True)[0] for waves in (True, False)]
     assert len({contest.key(graph, Setting(CPU, torch.bfloat16)) for graph in graphs}) == 2
+
+
+def test_what_won_before_is_built_without_a_plan(monkeypatch: pytest.MonkeyPatch, choices: Choices) -> None:
+    assert decided(monkeypatch, choices, before=True)[::2] == (None, [])  # nothing is known
+    decided(monkeypatch, choices)
+    served, report, asked = decided(monkeypatch, choices, before=True, tune="none")
+    assert isinstance(served, Rival)
+    assert asked == ["compiled"]
+    assert [(row.op, row.us, row.replaced_us) for row in report.rows] == [("torch.compile", 90.0, 100.0)]
+    assert decided(monkeypatch, choices, before=True, tune="full")[::2] == (None, [])  # full tuning asks once more
+    assert decided(monkeypatch, choices, before=True, fails=True)[0] is None
+    assert decided(monkeypatch, choices, before=True, parity=WRONG)[0] is None
