@@ -26,7 +26,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 MOST_TOKENS, MOST_CHANNELS = 256, 128
 """Pixels of a window, and channels of a head, up to which a program holds them."""
 APART = -100.0
-"""What is added to the logits of two pixels of a window that only the shift made neighbours."""
+"""Added to the logits of two pixels that only the shift made neighbours."""
 
 Two = tuple[int, int]
 

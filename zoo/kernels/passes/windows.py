@@ -28,7 +28,7 @@ Factor = tuple[int, int, int]
 """A part of an axis of a map: the axis, 0 to 3, how many elements, and how many of the axis lie between two of them."""
 Dims = tuple[tuple[Factor, ...], ...]
 KEYS = 4
-"""What is added to an axis where it says which pixel is looked at, and not which looks."""
+"""Added to the axis of a key's pixel; a query's has none."""
 APART = -100.0
 """What Swin adds to the logits of pixels that only its shift made neighbours."""
 
