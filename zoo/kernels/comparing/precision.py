@@ -23,3 +23,9 @@ def products(tf32: bool, benchmark: bool = False) -> Iterator[None]:
 def uncast(kind: str) -> contextlib.AbstractContextManager[object]:
     """Turn autocast off for a kind of device; where nothing lies, as in processes that only compile, there is none."""
     return contextlib.nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+
+
+def casts_of(device: torch.device) -> torch.autocast:
+    """Return the autocast as it is, but without its memory, which would keep copies of the copies."""
+    kind = device.type
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False)

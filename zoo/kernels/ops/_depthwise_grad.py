@@ -70,10 +70,10 @@ def _rows(x, at, row, col, height, width, step, c, alive, COUNT: tl.constexpr, R
 @triton.jit
 def weight_kernel(
     gradient, x, partials, units, across, down, channel_units, height, width, out_height, out_width, g_units, x_units, top, left, length,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, COLS: tl.constexpr, V: tl.constexpr, BP: tl.constexpr,
-    BC: tl.constexpr, OVERLAP: tl.constexpr,
+    first_tap, KH: tl.constexpr, KW: tl.constexpr, TAPS: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, COLS: tl.constexpr,
+    V: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Write the sums of a program's strips, `length` rows by COLS columns each, a row of C floats a tap."""
+    """Write the sums of a program's strips, `length` rows by COLS columns each, a row of C floats a tap, from the first one of TAPS on."""
     begin(OVERLAP)
     TIN: tl.constexpr = (COLS - 1) * SW + KW
     channels = channel_units * V
@@ -125,4 +125,4 @@ def weight_kernel(
             gs = next_gs
     for tap in tl.static_range(KH * KW):
         total = tl.sum(sums[tap], axis=0, keep_dims=True)
-        tl.store(partials + ((part * (KH * KW) + tap) * channels + c), total, mask=c < channels)
+        tl.store(partials + ((part * TAPS + first_tap + tap) * channels + c), total, mask=c < channels)

@@ -27,6 +27,10 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 """The gradient is float32 and nothing before it is rounded."""
 
 
+MOST_TAPS = 25
+"""Sums that a lane holds: kernels of more taps are done by some of their rows at a time."""
+
+
 def reference(
     gradient: Tensor,
     x: Tensor,
@@ -67,11 +71,11 @@ def supports(gradient, x, kernel, stride, padding, dilation) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES or gradient.dtype not in DTYPES:
         return "not maps of float32, bfloat16 or float16"
-    if math.prod(kernel) > 25:
-        return "a kernel of more than 25 taps"
+    if math.prod(kernel) > 49 or kernel[1] > MOST_TAPS:
+        return f"a kernel of more than 49 taps, or of more than {MOST_TAPS} in a row"
     if tuple(dilation) != (1, 1):
         return "taps that are not beside each other"
-    if stride[0] >= kernel[0]:
+    if stride[0] >= min(count for _, count in rows_at_once(kernel)):
         return "windows that share no rows"
     sizes = [out_size(s, k, t, p, p) for s, k, t, p in zip(x.shape[2:], kernel, stride, padding, strict=True)]
     if gradient.shape != (*x.shape[:2], *sizes):
@@ -79,11 +83,19 @@ def supports(gradient, x, kernel, stride, padding, dilation) -> str:
     return unreadable(gradient, x)
 
 
+def rows_at_once(kernel: Sequence[int]) -> list[tuple[int, int]]:
+    """Divide a kernel's rows into runs of no more than `MOST_TAPS` taps, as even as they can be: the first row of each, and how many."""
+    kh, kw = kernel
+    runs = math.ceil(kh / max(1, MOST_TAPS // kw))
+    ends = [round(kh * run / runs) for run in range(runs + 1)]
+    return [(first, end - first) for first, end in itertools.pairwise(ends)]
+
+
 @of(reference)
 def configs(gradient, kernel, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: of a tile, and programs."""
     n, c, oh, ow = gradient.shape
-    wanted = (4, 2, 7) if math.prod(kernel) <= 9 else (2, 1, 4)
+    wanted = (4, 2, 7) if max(count for _, count in rows_at_once(kernel)) * kernel[1] <= 9 else (2, 1, 4)
     if n * c * oh * ow < 1_000_000:  # many small strips, or most processors idle
         wanted = (2, 1)
     columns = sorted({min(cols, ow) for cols in wanted}, key=lambda cols: (triton.cdiv(ow, cols) * cols, -cols))
@@ -111,11 +123,12 @@ def launch(gradient, x, kernel, stride, padding, config, out: Tensor | None = No
     parts = max(1, min(triton.cdiv(strips, places), config["programs"] // blocks))
     partials = torch.empty((parts, kh * kw * c), dtype=torch.float32, device=x.device)
     with followed_by_ours(True):
-        weight_kernel[(blocks, parts)](
-            gradient, x, partials, strips, across, down, groups, x.shape[2], x.shape[3], oh, ow, *steps, top, left, length,
-            KH=kh, KW=kw, SH=sh, SW=sw, COLS=cols, V=vector, BP=places, BC=bc,
-            num_warps=config["warps"], **overlap(x),
-        )  # fmt: skip
+        for first, count in rows_at_once(kernel):
+            weight_kernel[(blocks, parts)](
+                gradient, x, partials, strips, across, down, groups, x.shape[2], x.shape[3], oh, ow, *steps, top - first, left, length,
+                first * kw, KH=count, KW=kw, TAPS=kh * kw, SH=sh, SW=sw, COLS=cols, V=vector, BP=places, BC=bc,
+                num_warps=config["warps"], **overlap(x),
+            )  # fmt: skip
     add(partials, out, turned=kh * kw)
     return out
 
@@ -136,12 +149,17 @@ CASES: list[dict[str, Any]] = [
     {"name": "5x5", "shape": (1, 16, 3, 3), "kernel": (5, 5)},
     {"name": "5x5, stride 2", "shape": (1, 8, 4, 3), "kernel": (5, 5), "stride": (2, 2)},
     {"name": "stride 1, 2", "shape": (1, 8, 6, 9), "stride": (1, 2)},
+    {"name": "7x7, by three runs of rows", "shape": (2, 8, 5, 6), "kernel": (7, 7)},
+    {"name": "7x5 by two, beside the padding", "shape": (1, 16, 9, 4), "kernel": (7, 5), "padding": (1, 2)},
     {"name": "slice", "shape": (2, 16, 5, 7), "wide": 40, "stride": (2, 2)},
     {"name": "batch 0", "shape": (0, 8, 5, 7)},
 ]
 """As those of `depthwise_input_grad`."""
 
-LARGE_CASES = depthwise_input_grad.LARGE_CASES
+LARGE_CASES = [
+    *depthwise_input_grad.LARGE_CASES,
+    *({"name": f"{c} channels, {px} px, 7x7, batch 64", "shape": (64, c, px, px), "kernel": (7, 7)} for c, px in ((96, 56), (384, 14))),
+]
 
 
 def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:

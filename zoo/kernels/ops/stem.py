@@ -126,6 +126,8 @@ def supports(x, weight, stride, padding, act, **_) -> str:
         return "more than 32-bit indices reach"
     if min(padding) < 0:
         return "negative padding"
+    if not configs(x, weight, stride=stride, padding=padding, tf32=False):
+        return "windows whose weights shared memory has no room for"
     return image.supports(x, padding=packing(weight.shape, stride, padding, x.shape)["padding"])
 
 

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.comparing.copies import channels_last, on_device, own_dtype, tensors_of
 from zoo.kernels.comparing.parity import Parity, Reference
 from zoo.kernels.comparing.precision import products
+from zoo.kernels.compilation.forking import compiling
 from zoo.kernels.measuring.timing import alternate, recording
 from zoo.kernels.memory.workspaces import clear_workspaces
-from zoo.kernels.plans.segment import compiling
 from zoo.kernels.tuning.steps import Setting
 
 WARMUPS = 3

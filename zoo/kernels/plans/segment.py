@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from zoo.kernels.compilation.forking import compiling
 from zoo.kernels.errors import first_line
 from zoo.kernels.passes.aten import run_aten
 from zoo.kernels.passes.graph import Node
@@ -112,12 +112,3 @@ def _said(step: Node, setting: Setting) -> tuple[str, ...]:
     """Write a step down with all arguments but the steps that it reads."""
     attrs = {name: str(value) for name, value in sorted(step.attrs.items()) if name != "source"}
     return (step.op, str(attrs), str(step.roles), str(step.shape), str(step.dtype), str(setting.dtype))
-
-
-@contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Let the compiler fork its workers: new processes died of a broken pipe on a machine with H200s."""
-    from torch._inductor import config
-
-    with config.patch(worker_start_method="fork") if hasattr(config, "worker_start_method") else contextlib.nullcontext():
-        yield

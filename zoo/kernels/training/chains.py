@@ -12,7 +12,7 @@ from torch import Tensor
 from zoo.kernels.training import kernels
 from zoo.kernels.training.blocks import dense_blocks
 from zoo.kernels.training.calls import activation_of, arguments, convolution_of, norm_of, pair, plainly
-from zoo.kernels.training.convolutions import conv_bias_act, out_of, pooled, stems
+from zoo.kernels.training.convolutions import conv_bias_act, out_of, patches, pooled, stems
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
@@ -69,6 +69,14 @@ def steps_of(recording: Recording, without: Without) -> tuple[list[Step], list[C
     return steps, [chain for chain, _ in found], counted
 
 
+def without_any(recording: Recording) -> Without:
+    """Return the keys of all chains, and of all that are found in their places without them."""
+    without: Without = {}
+    while fresh := [chain.key for chain in steps_of(recording, without)[1] if not chain.note]:
+        without |= dict.fromkeys(fresh, "without it")
+    return without
+
+
 Found = Placed | None
 
 
@@ -118,7 +126,7 @@ def _added(finder: Finder, call: Call, number: int) -> int | None:
 
 def _depthwise(finder: Finder, index: int, call: Call) -> Found:
     conv = convolution_of(finder.values, call)
-    if conv is None or conv.bias is not None:
+    if conv is None:
         return None
     x, weight, out = (finder.values[number] for number in (conv.x, conv.weight, conv.makes))
     if not 1 < conv.groups == x.shape[1] == weight.shape[0]:
@@ -127,11 +135,15 @@ def _depthwise(finder: Finder, index: int, call: Call) -> Found:
     if kernels.depthwise_conv_refuses(finder.device, kernels.stand_in(x.shape, out.dtype), finder.like(conv.weight), window):
         return None
     run = partial(_run_depthwise, dtype=out.dtype, **window)
-    return _chain(finder, f"depthwise {out_of(finder, conv.weight)}", run, (conv.x, conv.weight), conv.makes, [index])
+    words = f"depthwise {out_of(finder, conv.weight)}" + ("" if conv.bias is None else " + bias")
+    reads = (conv.x, conv.weight) if conv.bias is None else (conv.x, conv.weight, conv.bias)
+    return _chain(finder, words, run, reads, conv.makes, [index])
 
 
-def _run_depthwise(x: Tensor, weight: Tensor, *, dtype: torch.dtype, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    return kernels.depthwise_conv(x.to(dtype), weight, stride, padding, dilation)  # what autocast does before a convolution
+def _run_depthwise(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype, stride: Any, padding: Any, dilation: Any
+) -> Tensor:
+    return kernels.depthwise_conv(x.to(dtype), weight, stride, padding, dilation, bias)  # what autocast does before a convolution
 
 
 def _gate(finder: Finder, index: int, call: Call) -> Found:
@@ -180,7 +192,7 @@ def _chain(finder: Finder, op: str, run: Callable[..., Tensor], reads: tuple[int
 _RULES: dict[str, tuple[Callable[[Finder, int, Call], Found], ...]] = {
     "batch_norm": (_batch_norm,),
     "shared_batch_norm": (_batch_norm,),
-    "conv2d": (_depthwise, conv_bias_act),
+    "conv2d": (_depthwise, patches, conv_bias_act),
     "max_pool2d": (_max_pool,),
     "boolean_dispatch.<locals>.fn": (_max_pool,),
     "avg_pool2d": (_avg_pool,),

@@ -15,11 +15,11 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.copies import groups
 from zoo.kernels.comparing.parity import ALLOWED, FLOAT32_FLOOR, Parity
-from zoo.kernels.comparing.precision import products
+from zoo.kernels.comparing.precision import casts_of, products
 from zoo.kernels.comparing.sample_images import natural_images
 from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.training import shared
-from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.chains import steps_of, without_any
 from zoo.kernels.training.recompute import WORTH, Remade, remade
 from zoo.kernels.training.record import Recording, name_of
 from zoo.kernels.training.replay import Beside, Chain, Key, Replay, Step, Without, bind
@@ -62,13 +62,23 @@ def replay_of(
 
 
 class Check:
-    """Compares a recording's chains with what they stand for, then the whole with the network; the network itself isn't touched."""
+    """Compares a recording's chains with what they stand for, then the whole with the network; the network itself isn't touched.
+
+    With `learning` every parameter and every image asks for a gradient, else those that do now.
+    """
 
     def __init__(
-        self, network: nn.Module, recording: Recording, args: Any, kwargs: Any, device: torch.device, recompute: bool | None = None
+        self,
+        network: nn.Module,
+        recording: Recording,
+        args: Any,
+        kwargs: Any,
+        device: torch.device,
+        recompute: bool | None = None,
+        learning: bool = True,
     ) -> None:
         self.network, self.recording, self.args, self.kwargs, self.device = network, recording, args, kwargs, device
-        self.recompute = recompute
+        self.recompute, self.learning = recompute, learning
         casts = (torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
         self.dtype = casts[1] if casts[0] else next((p.dtype for p in network.parameters()), torch.float32)
         self.exact = torch.float64 if self.dtype == torch.float32 else torch.float32
@@ -81,7 +91,7 @@ class Check:
             ratios, verdict.without = self._chains()
             suspects = sorted(ratios, key=lambda key: -ratios[key])
             for share, verdict.beside in _LADDER:
-                blamed = suspects[: math.ceil(share * len(suspects))] if share < 1 else self._all()
+                blamed = suspects[: math.ceil(share * len(suspects))] if share < 1 else list(without_any(self.recording))
                 without = dict.fromkeys(blamed, f"the whole network was wrong with it: {wrong}") | verdict.without
                 verdict.errors, wrong = self._whole(without, verdict.beside)
                 if not wrong:
@@ -89,23 +99,17 @@ class Check:
                     return verdict
         raise Untraceable(f"what was recorded computes something else; {wrong}")
 
-    def _all(self) -> list[Key]:
-        """Return the keys of all chains, and of all that are found in their places without them."""
-        without: Without = {}
-        while fresh := [chain.key for chain in steps_of(self.recording, without)[1] if not chain.note]:
-            without |= dict.fromkeys(fresh, "without it")
-        return list(without)
-
-    def _twin(self, dtype: torch.dtype | None = None) -> nn.Module:
+    def twin(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Copy the network, in its mode."""
         memo = groups(self.network)
         learning = {id(parameter) for parameter in self.network.parameters()}  # stand-ins of `fast_step` are no `nn.Parameter`
         for tensor in (*self.network.parameters(), *self.network.buffers()):
             moved = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
-            memo[id(tensor)] = nn.Parameter(moved, tensor.is_floating_point()) if id(tensor) in learning else moved
+            learns = tensor.is_floating_point() and (self.learning or tensor.requires_grad)
+            memo[id(tensor)] = nn.Parameter(moved, learns) if id(tensor) in learning else moved
         return shared.lonely(copy.deepcopy(self.network, memo))
 
-    def _leaves(self, dtype: torch.dtype | None, seed: int) -> list[Any]:
+    def leaves(self, dtype: torch.dtype | None, seed: int) -> list[Any]:
         """Return the flat arguments of a call, those of floating numbers asking for gradients."""
         leaves = []
         for leaf in pytree.tree_leaves((self.args, self.kwargs)):
@@ -113,7 +117,7 @@ class Check:
                 made = natural_images(tuple(leaf.shape), self.device, seed).to(leaf.dtype).to(dtype or leaf.dtype)
                 last = leaf.dim() == 4 and leaf.is_cuda  # as a fast network lays them out
                 made = made.contiguous(memory_format=torch.channels_last) if last else made
-                leaves.append(made.requires_grad_())
+                leaves.append(made.requires_grad_(self.learning or leaf.requires_grad))
             else:
                 leaves.append(leaf)
         return leaves
@@ -123,7 +127,7 @@ class Check:
         outputs = [out for out in pytree.tree_leaves(call(leaves)) if isinstance(out, Tensor) and out.requires_grad]
         generator = torch.Generator().manual_seed(100 + seed)
         gradients = [torch.randn(out.shape, generator=generator).to(out.device, out.dtype) for out in outputs]
-        learnt = list(twin.parameters())
+        learnt = [parameter for parameter in twin.parameters() if parameter.requires_grad]
         asked = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         found = torch.autograd.grad(outputs, [*asked, *learnt], gradients, allow_unused=True) if outputs else ()
         of_inputs, of_parameters = found[: len(asked)], found[len(asked) :]
@@ -139,6 +143,15 @@ class Check:
         """
         steps, _, counted = steps_of(self.recording, without)
         replay = replay_of(self.recording, steps, counted, self.recompute, beside, worth=0)  # with more images it may be worth it
+        return self._errors(replay, beside)
+
+    def compared(self, replay: Replay) -> tuple[dict[str, Parity], str]:
+        """Compare a replay as `verdict` compares the whole; return the errors by kind, and what is wrong, "" where nothing is."""
+        with _Calm(), shared.alone(), products(tf32=False), torch.enable_grad(), casts_of(self.device):
+            return self._errors(replay, beside=True)
+
+    def _errors(self, replay: Replay, beside: bool) -> tuple[dict[str, Parity], str]:
+        """Return the errors of a replay and of the plain network by kind, and what is wrong; a failing call only where `beside` is."""
         _, spec = pytree.tree_flatten((self.args, self.kwargs))
 
         def plainly(module: nn.Module) -> Callable[[list[Any]], Any]:
@@ -152,18 +165,18 @@ class Check:
         parities: dict[str, Parity] = {}
         wrong = ""
         for draw in range(DRAWS):
-            exact, eager, fast = self._twin(self.exact), self._twin(), self._twin()
+            exact, eager, fast = self.twin(self.exact), self.twin(), self.twin()
             with torch.autocast(self.device.type, enabled=False):
-                right = self._results(exact, plainly(exact), self._leaves(self.exact, draw), draw)
-            usual = self._results(eager, plainly(eager), self._leaves(None, draw), draw)
+                right = self._results(exact, plainly(exact), self.leaves(self.exact, draw), draw)
+            usual = self._results(eager, plainly(eager), self.leaves(None, draw), draw)
             places = replay.at(fast)
             try:
-                got = self._results(fast, lambda leaves, places=places: replay(places, leaves), self._leaves(None, draw), draw)
+                got = self._results(fast, lambda leaves, places=places: replay(places, leaves), self.leaves(None, draw), draw)
             except RuntimeError as error:
                 if not beside or isinstance(error, torch.OutOfMemoryError):
                     raise
                 return parities, str(error).splitlines()[0]  # what is done beside chains is left out next
-            count = next((leaf.shape[0] for leaf in self._leaves(None, 0) if isinstance(leaf, Tensor) and leaf.dim()), 1) * (draw + 1)
+            count = next((leaf.shape[0] for leaf in self.leaves(None, 0) if isinstance(leaf, Tensor) and leaf.dim()), 1) * (draw + 1)
             wrong = ""
             for index, kind in enumerate(KINDS):
                 logs[kind].append((_logs(got[index], right[index]), _logs(usual[index], right[index])))
@@ -204,9 +217,9 @@ class Check:
         self, steps: list[Any], counted: dict[int, list[int]], fresh: set[tuple[int, str]], ratios: dict[Key, float], wrong: Without
     ) -> None:
         """Go through the network once, and note how each of the chains in `fresh` compares."""
-        twin = self._twin()
+        twin = self.twin()
         replay = Replay(self.recording, [], counted)
-        slots = replay.slots(replay.at(twin), self._leaves(None, 0))
+        slots = replay.slots(replay.at(twin), self.leaves(None, 0))
         last: dict[int, int] = {number: index for index, step in enumerate(steps) for number in step.reads}
         with torch.no_grad():
             for index, step in enumerate(steps):
@@ -310,12 +323,6 @@ def _together(compared: list[str], got: list[Tensor], usual: list[Tensor], right
                 return math.inf, f"{compared[index]}: relative error {math.exp(a):.1e}, PyTorch's {math.exp(b):.1e}"
         ratio = max(ratio, means[0] / allowed)
     return ratio, ""
-
-
-def casts_of(device: torch.device) -> torch.autocast:
-    """Return the autocast as it is, but without its memory, which would keep copies of the copies."""
-    kind = device.type
-    return torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False)
 
 
 def _format(like: Tensor) -> torch.memory_format:

@@ -15,6 +15,27 @@ from zoo.kernels.training.finder import Finder, Placed, in_order, placed
 from zoo.kernels.training.record import Call
 from zoo.kernels.training.replay import Chain, Without
 
+WIDE_PATCH = 64
+"""Pixels of a patch of images from which on it is a row of a product; smaller ones are a stem's."""
+
+
+def patches(finder: Finder, index: int, call: Call) -> Placed | None:
+    """Return a convolution whose windows lie side by side, as a transformer's patches do, as a product."""
+    conv = convolution_of(finder.values, call)
+    if conv is None or (conv.groups, conv.padding, conv.dilation) != (1, (0, 0), (1, 1)):
+        return None
+    kernel, out = finder.values[conv.weight].shape[2:], finder.values[conv.makes]
+    small = _images(finder, conv.x) and prod(kernel) < WIDE_PATCH
+    if conv.stride != kernel or prod(kernel) == 1 or small or prod(out.shape[2:]) <= 1 or out.dtype not in kernels.HALF:
+        return None
+    reads = tuple(number for number in (conv.x, conv.weight, conv.bias) if number is not None)
+    words = f"patches {out_of(finder, conv.weight)}" + ("" if conv.bias is None else " + bias")
+    return Chain(words, partial(_run_patches, dtype=out.dtype), reads, conv.makes, (call,)), (index,)
+
+
+def _run_patches(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: Any) -> Tensor:
+    return kernels.patch_conv(x, weight, bias, dtype=dtype)
+
 
 def conv_bias_act(finder: Finder, index: int, call: Call) -> Placed | None:
     """Return a convolution with bias, and the activation behind it if there is one, as one chain."""

@@ -238,12 +238,12 @@ def _kind_of_call(network: nn.Module, leaves: list[Any], spec: Any) -> tuple[Any
         return None, reason
     device = next((leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)), "cpu")
     casts = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return (repr(spec), tuple(_key(leaf) for leaf in leaves), flags, casts), ""
+    return (repr(spec), tuple(_key(leaf) for leaf in leaves), flags, casts, torch.is_grad_enabled()), ""
 
 
 def _key(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
-        return tuple(leaf.shape), leaf.dtype, leaf.device
+        return tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad
     return type(leaf).__name__, repr(leaf)
 
 
@@ -255,7 +255,8 @@ def _survey(network: nn.Module) -> tuple[tuple[Any, ...], str]:
         module = stack.pop()
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
             return (), f"a hook of {_path(network, module)} has to be called"
-        flags.append((id(module), module.training))
+        learning = tuple(p.requires_grad for p in module._parameters.values() if p is not None)
+        flags.append((id(module), module.training, learning))
         stack.extend(child for child in module._modules.values() if child is not None)
     if any(getattr(module_hooks, name, None) for name in _GLOBAL_HOOKS):
         return (), "a hook of all modules has to be called"

@@ -10,15 +10,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.parity import Parity
+from zoo.kernels.comparing.precision import casts_of
 from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.reports.report import Row
 from zoo.kernels.training import choosing, shared
 from zoo.kernels.training.chains import steps_of
-from zoo.kernels.training.checking import Check, Verdict, casts_of, replay_of
+from zoo.kernels.training.checking import Check, Verdict, replay_of
 from zoo.kernels.training.compiling import compile_chains
+from zoo.kernels.training.contest import Contest, stretches_of
 from zoo.kernels.training.record import Recording, record
 from zoo.kernels.training.replay import Replay, Without
+from zoo.kernels.training.segments import Segment
 from zoo.kernels.tuning.choices import Choices
 
 IMAGES = 16
@@ -89,16 +92,36 @@ def checked(
     known.verdicts[key], known.slow[shapes] = verdict, slow
     steps, found, counted = steps_of(recording, slow | verdict.without)
     notes = [f"{kind}: {parity}" for kind, parity in verdict.errors.items()]
-    worst = max(verdict.errors.values(), key=lambda p: p.fast / max(p.eager, 1e-12), default=None)
+    worst = _worst(verdict.errors)
     rows = []
     for chain in found:
         ours, theirs = choosing.measured(recording, chain, known.times)
         name, shape = "aten" if chain.note else chain.op, recording.values[chain.makes].shape
         rows.append(Row(chain.layers, name, shape, theirs if chain.note else ours, theirs, note=chain.note))
-    replay = replay_of(recording, steps, counted, known.recompute, verdict.beside)
+    if clock is None or not torch.is_grad_enabled():
+        replay = replay_of(recording, steps, counted, known.recompute, verdict.beside)
+    else:
+        with phase("comparing"):
+            won = Contest(network, recording, args, kwargs, clock, known.times).won(slow | verdict.without, known.recompute, verdict.beside)
+        replay, worst = won.replay, _worst(won.errors) or worst
+        notes += won.notes
+        if won.way == "whole":
+            rows = []
+        rows += [_row(recording, segment) for segment in stretches_of(replay)]
     if replay.remade:
         notes.append(f"{len(replay.remade)} maps are not kept but computed again on the way back")
     return Checked(replay, rows, worst, notes)
+
+
+def _worst(errors: dict[str, Parity]) -> Parity | None:
+    return max(errors.values(), key=lambda p: p.fast / max(p.eager, 1e-12), default=None)
+
+
+def _row(recording: Recording, segment: Segment) -> Row:
+    """Return how `why` shows what the compiler runs: from the first layer to the last."""
+    layers = list(dict.fromkeys(call.layer for call in segment.calls if call.layer))
+    between = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}" if layers else ""
+    return Row(between, "compiled", recording.values[segment.makes[-1]].shape, note=f"{len(segment.calls)} calls")
 
 
 def device_of(arguments: Any) -> torch.device:

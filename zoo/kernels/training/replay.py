@@ -106,8 +106,8 @@ Step = Call | Chain
 
 
 @dataclass(eq=False, slots=True)
-class _Bound:
-    """A step with what it needs at every call looked up."""
+class Bound:
+    """A step, or several, with what they need at every call looked up: what computes into the slots, and which are let go behind it."""
 
     run: Callable[[list[Any]], Any]
     frees: tuple[int, ...]
@@ -123,6 +123,7 @@ class Replay:
         counters: parameters and buffers that each call only adds an integer to, by the integer.
         remade: maps that steps don't keep but make again on the way back.
         rounds: whether weights are rounded for autocast many at once.
+        together: what computes several steps at once, by the places of the first of them and of the one behind the last.
     """
 
     recording: Recording
@@ -130,6 +131,7 @@ class Replay:
     counters: dict[int, list[int]] = field(default_factory=dict)
     remade: Remade = field(default_factory=Remade)
     rounds: bool = True
+    together: dict[tuple[int, int], Callable[[list[Any]], None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._bound = bind(self._told(), [leaf for leaf in self.recording.outputs if isinstance(leaf, Ref)], keep=self._kept())
@@ -139,6 +141,9 @@ class Replay:
         for norm, conv in self.remade.convs.items():
             self._make_again(norm, conv)
         self._rounds, self._to = to_round(self.recording, self.steps) if self.rounds else ([], None)
+        for (first, end), run in sorted(self.together.items(), reverse=True):
+            gone = tuple(number for bound in self._bound[first:end] for number in bound.frees)
+            self._bound[first:end] = [Bound(run, gone)]
         self._constants = [(v.number, v.constant) for v in self.recording.values if v.constant is not None]
 
     def _told(self) -> list[Step]:
@@ -241,7 +246,7 @@ def _slot(network: nn.Module, path: str, name: str) -> tuple[dict[str, Any], str
     return (owner._parameters if name in owner._parameters else owner._buffers), name  # pyright: ignore[reportReturnType]
 
 
-def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[_Bound]:
+def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[Bound]:
     """Make steps quick to run: arguments prepared, and each value let go behind its last reader, as a forward's variables go.
 
     Those that are `wanted` at the end, or to `keep`, are not let go.
@@ -256,7 +261,7 @@ def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[_
         if number not in wanted and number not in keep:
             gone.setdefault(index, []).append(number)
     runners = (_chain_runner(step) if isinstance(step, Chain) else _call_runner(step) for step in steps)
-    return [_Bound(run, tuple(gone.get(index, ()))) for index, run in enumerate(runners)]
+    return [Bound(run, tuple(gone.get(index, ()))) for index, run in enumerate(runners)]
 
 
 def values_of(chain: Chain) -> tuple[int, ...]:

@@ -55,6 +55,17 @@ def test_a_float32_weight_of_half_maps_gets_its_gradient_unrounded(device: torch
     assert off(weight.grad, exact) < 1e-6
 
 
+def test_a_bias_is_added_and_learns_unrounded(device: torch.device) -> None:
+    x, weight = noise(2, 16, 5, 6, device=device).requires_grad_(), noise(16, 1, 7, 7, device=device).requires_grad_()
+    bias = noise(16, device=device).requires_grad_()
+    y, expected = depthwise_conv(x, weight, 1, 3, bias=bias), F.conv2d(x, weight, bias, 1, 3, groups=16)
+    assert type(y.grad_fn).__name__ == "_DepthwiseBackward"
+    gradient = noise(*y.shape, seed=7, device=device)
+    for mine, theirs in zip(*(torch.autograd.grad(of, [x, weight, bias], gradient) for of in (y, expected)), strict=True):
+        assert off(mine, theirs) < 1e-6
+    assert off(y, expected) < 1e-6
+
+
 def test_what_the_kernels_refuse_is_computed_by_torch(device: torch.device) -> None:
     x, weight = noise(1, 4, 7, 7, device=device).requires_grad_(), noise(4, 1, 3, 3, device=device).requires_grad_()
     for options in ({"stride": 2, "dilation": 2, "padding": 2}, {"stride": 3}, {"padding": 3}):

@@ -1,0 +1,249 @@
+"""Stretches of calls that no chain takes, run by PyTorch's compiler, forward and backward: between chains, or the whole network.
+
+A stretch is compiled on the tensors that come first, under the autocast of that moment, by AOTAutograd and Inductor. It holds for these
+shapes and for what asks for a gradient; where something else comes, or no gradient is wanted, the calls run one by one.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from zoo.kernels.comparing.precision import casts_of
+from zoo.kernels.compilation.forking import compiling
+from zoo.kernels.training.calls import arguments, plainly
+from zoo.kernels.training.record import Call, Recording, Ref
+from zoo.kernels.training.replay import Beside, Bound, Step, bind, values_of
+from zoo.kernels.training.shared import shared_batch_norm
+
+Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
+"""Takes a graph of functions and the tensors it is for, and returns what computes the same."""
+
+LEAST = 2
+"""Calls of a stretch that compute something: alone, PyTorch's own function is as fast."""
+
+_VIEWS = {
+    "reshape", "view", "permute", "transpose", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "__getitem__", "chunk", "split",
+    "unbind", "contiguous", "detach", "size", "swapaxes", "movedim", "t", "expand_as", "view_as", "select", "narrow",
+}  # fmt: skip
+_LIBRARIES = {"conv1d", "conv2d", "conv3d", "linear", "matmul", "bmm", "mm", "scaled_dot_product_attention"}
+"""Calls that a library computes, compiled or not; a stretch of nothing else gains nothing."""
+_DRAWS = {
+    "bernoulli", "bernoulli_", "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "uniform_", "normal_",
+    "normal", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_", "multinomial", "poisson", "rrelu", "gumbel_softmax",
+    "fractional_max_pool2d", "trunc_normal_",
+}  # fmt: skip
+_DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
+_ATTENTION = {
+    "query": None, "key": None, "value": None, "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
+}  # fmt: skip
+_NEW = {"new_empty", "new_zeros", "new_ones"}
+"""Calls that read of a tensor no more than its dtype and device."""
+
+
+def inductor(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
+    """Compile by PyTorch's own compiler."""
+    from torch._inductor import compile as made
+
+    with warnings.catch_warnings(), compiling():
+        warnings.simplefilter("ignore")  # the compiler's, about itself
+        return made(graph, given)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A run of steps, all of them calls: the places of the first and of the one behind the last."""
+
+    first: int
+    end: int
+
+
+def drawn(call: Call) -> bool:
+    """Tell whether a call draws random numbers, which a compiler would draw otherwise."""
+    name = call.name
+    if "dropout" in name:
+        given = arguments(call, _DROPOUT)
+        return given is None or bool(given["training"] and given["p"])
+    if name == "scaled_dot_product_attention":
+        given = arguments(call, _ATTENTION)
+        return given is None or bool(given["dropout_p"])
+    if name == "multi_head_attention_forward":  # query, key, value, width, heads, in_proj and bias, two k, v biases, zeros, then dropout_p
+        training = call.kwargs.get("training", True)
+        return bool(training and (call.args[_DROPOUT_P] if len(call.args) > _DROPOUT_P else call.kwargs.get("dropout_p", 1.0)))
+    return name in _DRAWS
+
+
+_DROPOUT_P = 10
+
+
+def early(recording: Recording, steps: Sequence[Step]) -> list[Step]:
+    """Put what is drawn without regard to data, as stochastic depth's numbers, before everything else, in the order that it had.
+
+    Where something is drawn that hangs on data, as dropout's masks, nothing is moved: the generator would give each another number.
+    """
+    fixed: dict[int, int] = {}
+    """What hangs on no data, by value, and the place of its call."""
+    drawn_at: list[int] = []
+    changed: dict[int, Call] = {}
+    memories: dict[int, list[int]] = {}
+    for index, step in enumerate(steps):
+        if not isinstance(step, Call):
+            continue
+        call = step
+        if call.name in _NEW and call.args and isinstance(call.args[0], Ref) and plainly(call) and isinstance(call.result, Ref):
+            call = _new(recording, call)
+        free = not isinstance(step, Beside) and plainly(call) and all(number in fixed for number in call.reads)
+        if free:
+            changed[index] = call
+            for number in call.makes:
+                fixed[number] = index
+            for memory in {*call.writes, *(recording.values[n].memory for n in call.makes)}:
+                memories.setdefault(memory, []).append(index)
+        if drawn(call):
+            if not free:
+                return list(steps)
+            drawn_at.append(index)
+    moved: set[int] = set()
+    waiting = list(drawn_at)
+    while waiting:
+        index = waiting.pop()
+        if index in moved:
+            continue
+        moved.add(index)
+        call = changed[index]
+        waiting += [fixed[number] for number in call.reads]
+        waiting += [at for number in (*call.reads, *call.makes) for at in memories.get(recording.values[number].memory, ())]
+    return [changed[index] for index in sorted(moved)] + [step for index, step in enumerate(steps) if index not in moved]
+
+
+def _new(recording: Recording, call: Call) -> Call:
+    """Return a call of `new_empty` and its like as one of `torch.empty`, which reads nothing."""
+    value = recording.values[int(call.result)]
+    function = {"new_empty": torch.empty, "new_zeros": torch.zeros, "new_ones": torch.ones}[call.name]
+    options = {"dtype": value.dtype, "device": recording.device}
+    return replace(call, func=function, args=(value.shape,), kwargs=options, reads=())
+
+
+def stretches(recording: Recording, steps: Sequence[Step], left: frozenset[int] = frozenset()) -> list[Stretch]:
+    """Find the runs of calls that can be compiled and may gain by it; steps in `left`, by their places, stay as they are."""
+    found: list[Stretch] = []
+    begun, own = 0, set[int]()
+    for index in range(len(steps) + 1):
+        step = steps[index] if index < len(steps) else None
+        if step is None or index in left or not _compilable(recording, step, own):
+            if _worth(recording, steps[begun:index]):
+                found.append(Stretch(begun, index))
+            begun, own = index + 1, set()
+        else:
+            assert isinstance(step, Call)
+            outside = {recording.values[number].memory for number in step.reads} - own
+            own |= {recording.values[number].memory for number in step.makes} - outside
+    return found
+
+
+def _compilable(recording: Recording, step: Step, own: set[int]) -> bool:
+    """Tell whether a call may be a part of a stretch whose own tensors are in the memories `own`."""
+    if not isinstance(step, Call) or isinstance(step, Beside) or not plainly(step) or drawn(step) or step.func is shared_batch_norm:
+        return False
+    places = {v.memory for n in step.reads if (v := recording.values[n]).place is not None and v.place[1] in _STATISTICS}
+    return step.writes <= own | places
+
+
+_STATISTICS = {"running_mean", "running_var"}
+"""Buffers that a compiled BatchNorm may write."""
+
+
+def _worth(recording: Recording, calls: Sequence[Step]) -> bool:
+    words = [call.name for call in calls if isinstance(call, Call) and call.name not in _VIEWS]
+    return len(words) >= LEAST and any(word not in _LIBRARIES for word in words)
+
+
+@dataclass(eq=False)
+class Segment:
+    """A stretch at work.
+
+    Attributes:
+        calls: what it stands for, in order.
+        reads: the values that it takes.
+        makes: those that somebody behind it reads.
+        compiler: what compiles it.
+        plain: the calls as they run one by one.
+        failed: why the compiler's doesn't run; empty where it does.
+    """
+
+    recording: Recording
+    calls: tuple[Call, ...]
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    compiler: Compiler
+    plain: list[Bound]
+    failed: str = ""
+    _made: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+
+    def __call__(self, slots: list[Any]) -> None:
+        """Compute what is read behind it into its slots."""
+        given = [slots[number] for number in self.reads]
+        run = self._compiled(given)
+        if run is None:
+            for bound in self.plain:
+                bound.run(slots)
+            return
+        with casts_of(self.recording.device):
+            for number, value in zip(self.makes, run(*given), strict=True):
+                slots[number] = value
+
+    def _compiled(self, given: list[Any]) -> Callable[..., Any] | None:
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            return None
+        form = tuple((tuple(x.shape), x.stride(), x.dtype, x.requires_grad) for x in given)
+        if (run := self._made.get(form)) is None and not self._made:  # another form was not compared with anything
+            with casts_of(self.recording.device):
+                run = self._made[form] = self.compiler(self._graph(), given)
+        return run
+
+    def _graph(self) -> fx.GraphModule:
+        graph = fx.Graph()
+        given = tuple(graph.placeholder(f"value_{number}") for number in self.reads)
+        found = graph.call_function(self._function(), given)
+        graph.output(tuple(graph.call_function(operator.getitem, (found, index)) for index in range(len(self.makes))))
+        return fx.GraphModule(nn.Module(), graph)
+
+    def _function(self) -> Callable[..., list[Any]]:
+        room = 1 + max((*self.reads, *self.makes, *(n for call in self.calls for n in call.makes)))
+
+        def stretch(*given: Tensor) -> list[Any]:
+            slots: list[Any] = [None] * room
+            for number, value in zip(self.reads, given, strict=True):
+                slots[number] = value
+            for bound in self.plain:
+                bound.run(slots)
+            return [slots[number] for number in self.makes]
+
+        return stretch
+
+
+def segments(recording: Recording, steps: Sequence[Step], found: Sequence[Stretch], compiler: Compiler) -> dict[int, Segment]:
+    """Return the segments of some stretches, by the place of their first step."""
+    outputs = {int(leaf) for leaf in recording.outputs if isinstance(leaf, Ref)}
+    last: dict[int, int] = {}
+    for index, step in enumerate(steps):
+        for number in step.reads if isinstance(step, Call) else (*step.reads, *values_of(step)):
+            last[number] = index
+        if isinstance(step, Beside):
+            last[step.handed] = index
+    made: dict[int, Segment] = {}
+    for stretch in found:
+        calls = tuple(step for step in steps[stretch.first : stretch.end] if isinstance(step, Call))
+        own = {number for call in calls for number in call.makes}
+        reads = tuple(dict.fromkeys(number for call in calls for number in call.reads if number not in own))
+        makes = tuple(number for number in sorted(own) if number in outputs or last.get(number, -1) >= stretch.end)
+        if makes:
+            plain = bind(calls, makes, set(reads))
+            made[stretch.first] = Segment(recording, calls, reads, makes, compiler, plain)
+    return made
