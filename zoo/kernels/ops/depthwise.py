@@ -72,6 +72,11 @@ def reference(
     return (y.to(x.dtype), y.sum((2, 3)).unsqueeze(1)) if sums else y.to(x.dtype)
 
 
+LARGE, LONGEST = 25, 200
+"""Taps from which on what a program writes out counts, and how much of it, by `effort`, may come first: more takes half a minute to
+compile, and who doesn't tune takes the first."""
+
+
 def _vector(x: Tensor, *pitches: int) -> int:
     """Return the widest vector of channels that every pixel's start is aligned to, at most 16 bytes."""
     return math.gcd(16 // x.element_size(), x.shape[1], *pitches)
@@ -159,7 +164,7 @@ def configs(x, weight, stride, padding, dilation, **_) -> list[dict[str, int]]:
         )
         found.remove(best)
         chosen.append(config)
-    return chosen
+    return sorted(chosen, key=lambda config: effort(config, x, weight, stride) > LONGEST) if kh * kw > LARGE else chosen
 
 
 def effort(config: dict[str, int], x: Tensor, weight: Tensor, stride: tuple[int, int] = (1, 1), **rest: Any) -> int:

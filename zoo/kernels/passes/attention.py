@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from zoo.kernels.passes import recurrent
+
 _pytorchs = torch.ops.aten.scaled_dot_product_attention.default
 
 
@@ -30,7 +32,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bo
 
 
 class Whole(TorchFunctionMode):
-    """Calls `attention` where a network asks for PyTorch's; what drops something is left as it is."""
+    """Calls `attention` and `recurrent` where a network asks for PyTorch's; what drops something is left as it is."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _INSTEAD.get(func, func)(*args, **(kwargs or {}))
@@ -95,4 +97,4 @@ def _heads(*args: Any, **kwargs: Any) -> Any:
     return of_itself(lambda q, k, v: attention(q, k, v, None, False, None, False), *args, **kwargs) or _general(*args, **kwargs)
 
 
-_INSTEAD: dict[Any, Any] = {F.scaled_dot_product_attention: _called, F.multi_head_attention_forward: _heads}
+_INSTEAD: dict[Any, Any] = {F.scaled_dot_product_attention: _called, F.multi_head_attention_forward: _heads, **recurrent.INSTEAD}

@@ -35,7 +35,7 @@ class Depth(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (x.shape[0], 1, 1)
-        kept = (x.new_empty(shape) if self.like else torch.empty(shape, dtype=x.dtype)).bernoulli_(0.7)
+        kept = (x.new_empty(shape) if self.like else torch.empty(shape, dtype=x.dtype, device=x.device)).bernoulli_(0.7)
         return x * kept.div_(0.7)
 
 

@@ -1,0 +1,176 @@
+"""Learn a sine with a small recurrent network, on a CPU or a GPU with the same code, and time its steps.
+
+    python recipes/recurrent.py --picture recurrent.png      # predict a sine from its last twenty values, as a picture
+    python recipes/recurrent.py --times                      # on a GPU: a captured step beside the CPU's, eager and compiled
+
+Hidden sizes, batches and lengths of the table are those at which a GPU was said to be slower. Medians of steps in turns; the CPU has one
+thread, which is its fastest at these sizes. Data are made, and stay on the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from zoo import fast, fast_step
+
+INPUT, HIDDEN, LENGTH, RATE, EPOCHS = 7, 6, 20, 0.1, 200
+SIZES = ((6, 1), (6, 32), (6, 256), (32, 32), (128, 32), (128, 256))
+"""Hidden size and batch, of sequences of `LENGTH`."""
+
+
+class Loop(nn.Module):
+    """An Elman network, written as a loop: ``h = tanh(W [x, h] + b)``, and a linear layer of the last h's."""
+
+    def __init__(self, hidden: int = HIDDEN) -> None:
+        super().__init__()
+        self.hidden, self.cell, self.out = hidden, nn.Linear(INPUT + hidden, hidden), nn.Linear(hidden, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a value (N, L, 1) for each of sequences (N, L, C)."""
+        h = x.new_zeros(x.shape[0], self.hidden)
+        found = []
+        for step in x.unbind(1):
+            h = torch.tanh(self.cell(torch.cat([step, h], 1)))
+            found.append(self.out(h))
+        return torch.stack(found, 1)
+
+
+class Layer(nn.Module):
+    """The same by `nn.RNN`, `nn.LSTM` or `nn.GRU`."""
+
+    def __init__(self, kind: type[nn.RNNBase] = nn.RNN, hidden: int = HIDDEN) -> None:
+        super().__init__()
+        self.body, self.out = kind(INPUT, hidden, batch_first=True), nn.Linear(hidden, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a value (N, L, 1) for each of sequences (N, L, C)."""
+        return self.out(self.body(x)[0])
+
+
+def sines(count: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    """Return sequences (count, 20, 7) of a sine's last seven values, and each one's next value (count, 20, 1)."""
+    generator = torch.Generator().manual_seed(0)
+    phases = 6.3 * torch.rand(count, 1, generator=generator)
+    values = torch.sin(phases + 0.3 * torch.arange(LENGTH + INPUT))
+    windows = values.unfold(1, INPUT, 1)
+    return windows[:, :LENGTH].contiguous().to(device), windows[:, 1:, -1:].contiguous().to(device)
+
+
+def train(network: nn.Module, x: Tensor, y: Tensor, epochs: int = EPOCHS) -> list[float]:
+    """Train by `fast_step` and return the loss of each epoch."""
+    model = fast(network.train(), train=True, example=x, dtype=torch.float32, progress=False)
+    step = fast_step(model, nn.MSELoss(), torch.optim.SGD(network.parameters(), RATE), dtype=None)
+    return [float(loss) for loss in [step(x, y) for _ in range(epochs)]]
+
+
+def picture(path: Path) -> None:
+    """Draw the sine and what a trained network predicts of it."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    torch.manual_seed(0)
+    network = Loop()
+    x, y = sines(32)
+    losses = train(network, x, y)
+    with torch.no_grad():
+        found = network(x[:1])[0, :, 0]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+    left.plot(y[0, :, 0], label="the sine")
+    left.plot(found, "o", label="predicted")
+    left.set(xlabel="time step", title=f"hidden {HIDDEN}, {EPOCHS} epochs")
+    left.legend()
+    right.semilogy(losses)
+    right.set(xlabel="epoch", ylabel="mean squared error", title="loss")
+    figure.savefig(path, dpi=110)
+    print(f"{path}: loss {losses[0]:.3f} to {losses[-1]:.4f}")
+
+
+def _timed(call: Callable[[], object], device: str, rounds: int = 30) -> float:
+    """Return the median milliseconds of a call."""
+    times = []
+    for _ in range(5):
+        call()
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        for _ in range(10):
+            call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(100 * (time.perf_counter() - begun))
+    return median(times)
+
+
+def _step(make: Callable[[], nn.Module], batch: int, way: str) -> tuple[Callable[[], object], str]:
+    device = "cuda" if way == "captured" else "cpu"
+    torch.manual_seed(0)
+    network = make().to(device).train()
+    x, y = sines(batch, device)
+    optimizer = torch.optim.SGD(network.parameters(), RATE)
+    loss = nn.MSELoss()
+    if way == "captured":
+        model = fast(network, train=True, example=x, dtype=torch.float32, progress=False)
+        step = fast_step(model, loss, optimizer, dtype=None)
+        return lambda: step(x, y), device
+    run: Any = torch.compile(network) if way == "compiled" else network
+
+    def call() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss(run(x), y).backward()
+        optimizer.step()
+
+    return call, device
+
+
+def times(compiled: bool) -> None:
+    """Print a table of steps."""
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float32, sequences of {LENGTH}, milliseconds of a step")
+    print("| network | hidden, batch | CPU eager | CPU compiled | GPU captured | CPU over GPU |\n|---|--:|--:|--:|--:|--:|")
+    for name, kind in {"loop": None, "nn.RNN": nn.RNN, "nn.LSTM": nn.LSTM, "nn.GRU": nn.GRU}.items():
+        for hidden, batch in SIZES:
+
+            def make(kind: type[nn.RNNBase] | None = kind, hidden: int = hidden) -> nn.Module:
+                return Loop(hidden) if kind is None else Layer(kind, hidden)
+
+            ways = (
+                ("eager", "compiled", "captured") if compiled and kind is None and (hidden, batch) in SIZES[:2] else ("eager", "captured")
+            )
+            found = {way: _timed(*_step(make, batch, way)) for way in ways}
+            shown = " | ".join(f"{found[way]:.3f}" if way in found else "-" for way in ("eager", "compiled", "captured"))
+            least = min(value for way, value in found.items() if way != "captured")
+            print(f"| {name} | {hidden}, {batch} | {shown} | {least / found['captured']:.1f} |", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw or time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--picture", type=Path, help="where to write the picture")
+    parser.add_argument("--times", action="store_true", help="print the table; needs a GPU")
+    parser.add_argument("--compiled", action="store_true", help="the CPU's compiled loop too, which takes minutes to compile")
+    options = parser.parse_args(arguments)
+    if options.times and not torch.cuda.is_available():
+        parser.error("--times compares a GPU with the CPU, and there is no GPU")
+    if not (options.picture or options.times):
+        parser.error("ask for --picture FILE or --times")
+    if options.picture:
+        picture(options.picture)
+    if options.times:
+        times(options.compiled)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Recurrent layers as one operator of the trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zoo import fast, why
+from zoo.kernels.passes.recurrent import recurrent
+from zoo.kernels.passes.trace import trace
+
+KINDS: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
+    (nn.RNN, {"nonlinearity": "relu", "bias": False}),
+    (nn.RNN, {"batch_first": True}),
+    (nn.LSTM, {"batch_first": True}),
+    (nn.GRU, {"num_layers": 2, "bidirectional": True, "batch_first": True, "dropout": 0.5}),
+]
+
+
+class Tagger(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+        super().__init__()
+        self.body = kind(7, 6, **options)
+        self.head = nn.Linear(12 if options.get("bidirectional") else 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)[0])
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_a_layer_is_one_step_of_the_shape_that_it_has(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+    network, x = Tagger(kind, options).eval(), torch.randn(4, 5, 7)
+    graph = trace(network, (x,), {})
+    found = [node for node in graph.nodes if "recurrent" in str(node.attrs.get("func", ""))]
+    assert len(found) == 1
+    assert next(iter(graph.outputs)).shape == network(x).shape
+    ways = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+    first = torch.zeros(ways, 4 if options.get("batch_first") else 5, 6)
+    states = [first, first] if kind is nn.LSTM else [first]
+    name = {nn.RNN: f"rnn_{options.get('nonlinearity', 'tanh')}", nn.LSTM: "lstm", nn.GRU: "gru"}[kind]
+    options = {"num_layers": 1, "bidirectional": False, "batch_first": False, "bias": True} | options
+    told = options["bias"], options["num_layers"], options["bidirectional"], options["batch_first"]
+    weights = [weight.detach() for weight in network.body.parameters()]
+    out = recurrent(name, x, states, weights, *told)
+    with torch.no_grad():
+        torch.testing.assert_close(out[0], network.body(x)[0])
+    torch.library.opcheck(recurrent, (name, x, states, weights, *told), test_utils="test_faketensor")
+
+
+def test_a_fast_lstm_answers_as_the_network_does() -> None:
+    torch.manual_seed(0)
+    network, x = Tagger(nn.LSTM, {"batch_first": True}).eval(), torch.randn(4, 5, 7)
+    quick = fast(network, "cpu", example=x, tune="none", progress=False)
+    assert not why(quick).unchanged
+    with torch.no_grad():
+        torch.testing.assert_close(quick(x), network(x))
