@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from zoo import fast, fast_step
 
 INPUT, HIDDEN, LENGTH, RATE, EPOCHS = 7, 6, 20, 0.1, 200
-SIZES = ((6, 1), (6, 32), (6, 256), (32, 32), (128, 32), (128, 256))
+SIZES = ((6, 1), (6, 32), (64, 32), (256, 32), (256, 256))
 """Hidden size and batch, of sequences of `LENGTH`."""
 
 
@@ -76,10 +76,8 @@ def train(network: nn.Module, x: Tensor, y: Tensor, epochs: int = EPOCHS) -> lis
 
 def picture(path: Path) -> None:
     """Draw the sine and what a trained network predicts of it."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
+    from zoo.finetuning.drawing import Curve, chart
+    from zoo.images.canvas import save
 
     torch.manual_seed(0)
     network = Loop()
@@ -87,14 +85,11 @@ def picture(path: Path) -> None:
     losses = train(network, x, y)
     with torch.no_grad():
         found = network(x[:1])[0, :, 0]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
-    left.plot(y[0, :, 0], label="the sine")
-    left.plot(found, "o", label="predicted")
-    left.set(xlabel="time step", title=f"hidden {HIDDEN}, {EPOCHS} epochs")
-    left.legend()
-    right.semilogy(losses)
-    right.set(xlabel="epoch", ylabel="mean squared error", title="loss")
-    figure.savefig(path, dpi=110)
+    curves = [Curve("the sine", [*enumerate(y[0, :, 0].tolist())]), Curve("predicted", [*enumerate(found.tolist())])]
+    save(
+        chart(f"A loop of {HIDDEN} hidden values after {EPOCHS} epochs: loss {losses[0]:.2f} to {losses[-1]:.3f}", curves, "time step"),
+        path,
+    )
     print(f"{path}: loss {losses[0]:.3f} to {losses[-1]:.4f}")
 
 
