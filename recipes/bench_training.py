@@ -78,7 +78,8 @@ def measure(cell: str, device: torch.device, rounds: int, frozen: str, ways: Seq
         begun = time.monotonic()
         try:
             step, model = step_of(way, twin, images, labels, frozen)
-            for _ in range(STEPS):
+            loss = step()
+            for _ in range(STEPS - 1):
                 loss = step()
             if not bool(loss.isfinite()):
                 raise ValueError("the loss is no number")

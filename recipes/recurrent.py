@@ -49,7 +49,7 @@ class Loop(nn.Module):
 class Layer(nn.Module):
     """The same by `nn.RNN`, `nn.LSTM` or `nn.GRU`."""
 
-    def __init__(self, kind: type[nn.RNNBase] = nn.RNN, hidden: int = HIDDEN) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase] = nn.RNN, hidden: int = HIDDEN) -> None:
         super().__init__()
         self.body, self.out = kind(INPUT, hidden, batch_first=True), nn.Linear(hidden, 1)
 

@@ -53,7 +53,8 @@ def inductor(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
 
     with warnings.catch_warnings(), compiling():
         warnings.simplefilter("ignore")  # the compiler's, about itself
-        return made(graph, given)
+        found: Any = made(graph, given)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ KINDS: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
 
 
 class Tagger(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+    def __init__(self, kind: Callable[..., nn.RNNBase], options: dict[str, Any]) -> None:
         super().__init__()
         self.body = kind(7, 6, **options)
         self.head = nn.Linear(12 if options.get("bidirectional") else 6, 3)

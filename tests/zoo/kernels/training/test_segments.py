@@ -117,6 +117,7 @@ class Odd(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind, self.one, self.two = kind, nn.LayerNorm(8), nn.LayerNorm(8)
+        self.seen: Tensor
         self.register_buffer("seen", torch.zeros(8))
 
     def forward(self, x: Tensor) -> Tensor:
