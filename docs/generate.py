@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from making import api, commands, confined, formats, law, models, networks
+from making import api, benchmarks, commands, confined, curves, faults, formats, law, models, networks
 
 DOCS = Path(__file__).parent
 
@@ -24,7 +24,10 @@ def pages() -> dict[str, str | bytes]:
         **formats.write(),
         **commands.write(),
         **api.write(),
+        **benchmarks.write(),
         **confined.write(),
+        **curves.write(),
+        **faults.write(),
         **law.write(),
     }
 
