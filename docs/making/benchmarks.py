@@ -116,7 +116,9 @@ def _section(record: Record, first: Record) -> Iterator[str]:
     if record.about["type"] == "cuda":
         heads += ["MiB", "compile's MiB" if trains(record) else "eager's MiB"]
     if record.about["type"] == "cpu":
-        says += f" All ways use {record.about['threads']} threads. `fast` runs onnxruntime or OpenVINO itself, so a ratio near 1 is expected."
+        says += (
+            f" All ways use {record.about['threads']} threads. `fast` runs onnxruntime or OpenVINO itself, so a ratio near 1 is expected."
+        )
     if trains(record) and (absent := [cell for cell in told if "max-autotune" not in cell["ways"]]):
         says += f" In {len(absent)} rows `max-autotune` has no figure: it takes minutes to be ready, or failed."
     yield says

@@ -14,21 +14,19 @@ RECORD = Path(__file__).parents[1] / "confined.json"
 HEAD = """\
 # What a confined reader can do
 
-`trained(…)` and `zoo convert` read a stranger's file in [a process of its own](weights.md#strangers-files). If a hostile file took that
-process over, this page says what it could do then. No such file is known. A program tried it: it ran inside the confinement, made every
-system call of the kernel's table, and attempted {attempts} things that matter to others. It addressed only itself, a child of its own, and
-files of its own.
+`trained(…)` and `zoo convert` read a foreign file in [a process of its own](weights.md#strangers-files), which may do little else. What could a hostile
+file do if it took that process over? No such file is known, so a program tried. It ran inside the confinement, made every system call
+of the kernel's table, and attempted {attempts} things that could harm others.
 
-`zoo doctor` lists which protections hold on your machine. Where one is missing, `zoo convert` and the other commands that read such a file
-say so once.
+`zoo doctor` lists the protections that hold on your machine. If one is missing, commands that read such a file say so once.
 
 ## Attempts that succeeded, by age of the kernel
 
-The older kernels are emulated: the confinement uses no more than they had.
+Older kernels are emulated: the confinement uses only what they had.
 """
 AGES = """\
-With the filter and Landlock, in any version, nothing acts outside of the process. Without Landlock a reader can read and not change.
-Without the filter more is possible, and the command says what. Kernels on x86-64 and ARM64 have it since Linux 3.19, unless they were built
+With the filter and any version of Landlock, nothing acts outside the process. Without Landlock a reader can read your files and not change them.
+Without the filter more is possible, and the command says what. Kernels on x86-64 and ARM64 have the filter since Linux 3.19, unless they were built
 without it.
 """
 EACH = """\
@@ -55,14 +53,14 @@ CHECKS = {
     "clone": "threads, where a library needs some, as many as are allowed; otherwise EAGAIN",
 }
 FOOT = """\
-A refused call fails as libraries expect it: with ENOSYS for what is newer than Linux 5.0, so that the C library makes an older call, and
-with EPERM for the others. If a library can't do without it, the error is `CallRefused` and names the call. Please report it then.
+A refused call fails with ENOSYS if it is newer than Linux 5.0, so that the C library makes an older call. Other calls fail with EPERM. If a library
+can't do without a call, the error is `CallRefused` and names it. Please report it.
 
-Landlock guards the opening of files. Names, sizes and times of files can be asked for all the same. The calls `uretprobe` and `uprobe` pass
-every filter, because the kernel itself puts them into programs that are traced; they fail for anybody else.
+Landlock guards the opening of files. Names, sizes and times of files can still be asked for. The calls `uretprobe` and `uprobe` pass every filter. The kernel
+puts them into programs that are traced, and they fail for everybody else.
 
-Recorded on Linux {kernel}, x86-64, as root. `python tests/convert/confinement.py --write docs/confined.json` repeats it in seconds, and
-`tests/convert/test_confinement.py` compares it with what is seen on the machine that runs the tests, also as a user without privileges.
+Recorded on Linux {kernel}, x86-64, as root. `python tests/convert/confinement.py --write docs/confined.json` repeats it in seconds.
+`tests/convert/test_confinement.py` compares the record with the machine that runs the tests, also as a user without privileges.
 """
 
 

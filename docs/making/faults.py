@@ -81,7 +81,9 @@ def count(pattern: str, text: str) -> list[str]:
 
 def rows(text: str) -> list[list[str]]:
     """Return the cells of every row of tables, without headings."""
-    lines = [line for line in text.splitlines() if line.startswith("| ") and not re.match(r"\| (reader|what|document|outcome|source)\b", line)]
+    lines = [
+        line for line in text.splitlines() if line.startswith("| ") and not re.match(r"\| (reader|what|document|outcome|source)\b", line)
+    ]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -89,7 +91,9 @@ def write() -> dict[str, str]:
     """Return the text of the page by its name in docs/."""
     text = REPORT.read_text(encoding="utf-8")
     network, files, long, documents = (section(text, name) for name in ("network", "files", "long", "documents"))
-    must_not = [int(number.replace(",", "")) for number in re.findall(r"^\| (?!\*\*)[^|]* \| ([\d,]+) \|$", network.partition("| outcome")[0], re.M)]
+    must_not = [
+        int(number.replace(",", "")) for number in re.findall(r"^\| (?!\*\*)[^|]* \| ([\d,]+) \|$", network.partition("| outcome")[0], re.M)
+    ]
     return {
         "faults.md": page(
             generated("docs/notes/faults.md"),
