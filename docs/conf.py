@@ -50,7 +50,7 @@ NOTES = "notes/"
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put the navigation at the end of the first page, and say of notes that they are not in it: pages need not hold what only Sphinx knows."""
+    """Put the navigation at the end of the first page, and mark notes as outside of it: pages need not hold what only Sphinx knows."""
     del app
     if page.startswith(NOTES):
         source[0] = f"---\norphan: true\n---\n\n{source[0]}"

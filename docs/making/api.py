@@ -73,8 +73,8 @@ DATA = {
 HEAD = """\
 # Public names
 
-Every name that you may import, and the page that explains it. Anything else in a module may change. `help(trained)` shows the arguments, results, errors and an
-example of one name. The networks are in [the table of models](models.md), the commands in [theirs](cli.md).
+Every name that you may import, and the page that explains it. Anything else in a module may change. `help(trained)` shows the arguments,
+results, errors and an example of one name. The networks are in [the table of models](models.md), the commands in [theirs](cli.md).
 """
 
 

@@ -20,13 +20,13 @@ NOTHING = "-"
 HEAD = """\
 # Benchmarks
 
-How fast is my network, on my device, at my batch? Find your device below, then your network. Every row was measured in one process. All ways
-to run the network took turns there. A way without a correct result has no figure.
+How fast is my network, on my device, at my batch? Find your device below, then your network. Every row was measured in one process. All
+ways to run the network took turns there. A way without a correct result has no figure.
 
 - **images/s**: median of `fast(network)`, or of `fast_step` where a network trains.
 - **over the fastest rival**: our images/s divided by those of the fastest other way. Above 1, ours is faster.
-- **fastest rival**: its name and its images/s. `fold+compile+graph` is the strongest way to run stock PyTorch that we know. It folds BatchNorm,
-  uses `torch.compile` and channels_last, and replays one CUDA graph. In other names `cl` is channels_last and `bf16` bfloat16.
+- **fastest rival**: its name and its images/s. `fold+compile+graph` is the strongest way to run stock PyTorch that we know. It folds
+  BatchNorm, uses `torch.compile` and channels_last, and replays one CUDA graph. In other names `cl` is channels_last and `bf16` bfloat16.
 - **ms**: time of one call that you wait for. Beside it stands the fastest rival's.
 - **MiB**: memory that ours holds and uses at its peak. Beside it stands the memory of the rival that the column names.
 - **ready after**: seconds from `fast(network)` to its first answer, with nothing prepared. A later process takes less.
@@ -43,16 +43,17 @@ $ zoo bench --what load                                     # construct and load
 HOW = """\
 ## How it was measured
 
-- Weights are random. BatchNorm's statistics come from made-up pictures. Rivals run torchvision's or timm's module with the same weights where
-  there is one, else the zoo's.
+- Weights are random. BatchNorm's statistics come from made-up pictures. Rivals run torchvision's or timm's module with the same weights
+  where there is one, else the zoo's.
 - Our result counts if its error is at most 1.1 times that of plain eager PyTorch in the same dtype. A rival may have 2 times that error.
-- `torch.backends.cudnn.benchmark` is on. Even so, rivals in the H200's rows at batch 1 and 32 ran as PyTorch ships, without cuDNN's search. So
-  did some rivals in the H100's. [The notes](notes/benchmarks.md#at-1-and-32-images-peers-did-not-search) say which, and why.
+- `torch.backends.cudnn.benchmark` is on. Even so, rivals in the H200's rows at batch 1 and 32 ran as PyTorch ships, without cuDNN's
+  search. So did some rivals in the H100's. [The notes](notes/benchmarks.md#at-1-and-32-images-peers-did-not-search) say which, and why.
 - A time is the median of {samples} samples. Calls that you wait for are timed one by one, the others one behind another.
 - A training step is forward, cross-entropy, backward and SGD with momentum.
 
-`zoo bench --from-json docs/benchmarks-h200.json --docs page.md` writes everything that a record holds, with pictures: every way, its spread, its
-error, its share of what the device allows. [The notes](notes/benchmarks.md) say which goals were missed and what holds them back.
+`zoo bench --from-json docs/benchmarks-h200.json --docs page.md` writes everything that a record holds, with pictures: every way, its
+spread, its error, its share of what the device allows. [The notes](notes/benchmarks.md) say which goals were missed and what holds them
+back.
 
 ## Machines
 """
@@ -149,8 +150,8 @@ def _scaling(record: dict[str, Any]) -> Iterator[str]:
     yield "## Training on several GPUs"
     last = record["rows"][-1]
     yield (
-        f"{record['model']}, {record['batch']} images for each {record['device']}, under DistributedDataParallel. Each of {last['gpus']} GPUs "
-        f"reaches {last['a_gpu']:.3f} of what one alone does. `torchrun --nproc-per-node 4 recipes/training_scaling.py` measures it."
+        f"{record['model']}, {record['batch']} images for each {record['device']}, under DistributedDataParallel. "
+        f"Each of {last['gpus']} GPUs reaches {last['a_gpu']:.3f} of what one alone does. `torchrun --nproc-per-node 4 recipes/training_scaling.py` measures it."
     )
     cells = [[str(row["gpus"]), f"{row['images_s']:,.0f}", f"{row['a_gpu']:.3f}"] for row in record["rows"]]
     yield table(["GPUs", "images/s", "of one GPU's speed, for each"], cells, right=(0, 1, 2))

@@ -14,9 +14,9 @@ RECORD = Path(__file__).parents[1] / "confined.json"
 HEAD = """\
 # What a confined reader can do
 
-`trained(…)` and `zoo convert` read a foreign file in [a process of its own](weights.md#strangers-files), which may do little else. What could a hostile
-file do if it took that process over? No such file is known, so a program tried. It ran inside the confinement, made every system call
-of the kernel's table, and attempted {attempts} things that could harm others.
+`trained(…)` and `zoo convert` read a foreign file in [a process of its own](weights.md#strangers-files), which may do little else. What
+could a hostile file do if it took that process over? No such file is known, so a program tried. It ran inside the confinement, made
+every system call of the kernel's table, and attempted {attempts} things that could harm others.
 
 `zoo doctor` lists the protections that hold on your machine. If one is missing, commands that read such a file say so once.
 
@@ -25,9 +25,9 @@ of the kernel's table, and attempted {attempts} things that could harm others.
 Older kernels are emulated: the confinement uses only what they had.
 """
 AGES = """\
-With the filter and any version of Landlock, nothing acts outside the process. Without Landlock a reader can read your files and not change them.
-Without the filter more is possible, and the command says what. Kernels on x86-64 and ARM64 have the filter since Linux 3.19, unless they were built
-without it.
+With the filter and any version of Landlock, nothing acts outside the process. Without Landlock a reader can read your files and not
+change them. Without the filter more is possible, and the command says what. Kernels on x86-64 and ARM64 have the filter since Linux
+3.19, unless they were built without it.
 """
 EACH = """\
 ## Each attempt
@@ -53,11 +53,11 @@ CHECKS = {
     "clone": "threads, where a library needs some, as many as are allowed; otherwise EAGAIN",
 }
 FOOT = """\
-A refused call fails with ENOSYS if it is newer than Linux 5.0, so that the C library makes an older call. Other calls fail with EPERM. If a library
-can't do without a call, the error is `CallRefused` and names it. Please report it.
+A refused call fails with ENOSYS if it is newer than Linux 5.0, so that the C library makes an older call. Other calls fail with EPERM.
+If a library can't do without a call, the error is `CallRefused` and names it. Please report it.
 
-Landlock guards the opening of files. Names, sizes and times of files can still be asked for. The calls `uretprobe` and `uprobe` pass every filter. The kernel
-puts them into programs that are traced, and they fail for everybody else.
+Landlock guards the opening of files. Names, sizes and times of files can still be asked for. The calls `uretprobe` and `uprobe` pass
+every filter. The kernel puts them into programs that are traced, and they fail for everybody else.
 
 Recorded on Linux {kernel}, x86-64, as root. `python tests/convert/confinement.py --write docs/confined.json` repeats it in seconds.
 `tests/convert/test_confinement.py` compares the record with the machine that runs the tests, also as a user without privileges.

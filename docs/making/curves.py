@@ -20,9 +20,11 @@ def says() -> str:
         return f"{max(abs(one - other) for one, other in zip(losses, exact, strict=True)):.2f}"
 
     return (
-        f"The picture shows {record['model']} on real images, {record['steps']} steps of {record['batch']} images, on one {record['device']}. "
-        f"It has {len(exact)} seeds, and all ways see the same images.\nOver the last tenth of the steps the mean loss of "
-        f"`fast_step` is at most {apart(ours)} from eager float32's. Eager bfloat16's is up to {apart(plain)} from it. `recipes/training_curves.py` draws the picture.\n"
+        f"The picture shows {record['model']} on real images, {record['steps']} steps of {record['batch']} images, on one "
+        f"{record['device']}. It has {len(exact)} seeds, and all ways see the same images.\n"
+        f"Over the last tenth of the steps the mean loss of `fast_step` is at most {apart(ours)} from eager float32's. "
+        f"Eager bfloat16's is up to {apart(plain)} from it.\n"
+        "`recipes/training_curves.py` draws the picture.\n"
     )
 
 

@@ -18,8 +18,8 @@ random, and only of the kinds listed here.
 NETWORK = """\
 ## Network
 
-Downloads from the Hub, web servers, mirrors and files meet servers that cut, stall, lie, redirect or send other bytes. Caches begin cold, warm,
-damaged or half full. In {injections} injections there were {bad} violations of these rules:
+Downloads from the Hub, web servers, mirrors and files meet servers that cut, stall, lie, redirect or send other bytes. Caches begin
+cold, warm, damaged or half full. In {injections} injections there were {bad} violations of these rules:
 
 - A download ends with the right bytes, or with an error of the zoo that says what to do.
 - No wrong byte enters the cache. Nothing hangs, and no partial file is left behind.
@@ -29,9 +29,9 @@ damaged or half full. In {injections} injections there were {bad} violations of 
 FILES = """\
 ## Files
 
-Good files of {readers} formats are damaged in one to four places. Each is refused with an error that names the file, or gives tensors. Numbers that
-are read from npz, ONNX, PyTorch and safetensors files equal those of the usual library. No reader crashed, hung, ran code, opened another file
-or took more than twice the file's size in memory and 200 MB: {files} files, {faults} faults.
+Good files of {readers} formats are damaged in one to four places. Each is refused with an error that names the file, or gives tensors.
+Numbers that are read from npz, ONNX, PyTorch and safetensors files equal those of the usual library. No reader crashed, hung, ran code,
+opened another file or took more than twice the file's size in memory and 200 MB: {files} files, {faults} faults.
 """
 LONG = """\
 ## Long runs
@@ -41,14 +41,14 @@ All of these ended with the right bytes:
 DOCUMENTS = """\
 ## Documents
 
-Locks, records, manifests, logs, lists of images and the zoo's other documents get other types, long numbers, deep nests, missing keys and flipped bytes.
-Each is read, or refused with an error that names it. {kinds} kinds, {mutants} mutants, {faults} faults.
+Locks, records, manifests, logs, lists of images and the zoo's other documents get other types, long numbers, deep nests, missing keys
+and flipped bytes. Each is read, or refused with an error that names it. {kinds} kinds, {mutants} mutants, {faults} faults.
 """
 FOOT = """\
 ## Repeat it
 
 ```console
-$ make faults                # all of it, some hours; an interrupted campaign resumes
+$ make faults                # all of it, about two hours; an interrupted campaign resumes
 ```
 
 Each campaign writes its table into [the report](notes/faults.md), with dates, versions and the seeds that repeat one fault.
@@ -105,7 +105,7 @@ def write() -> dict[str, str]:
             ),
             _files(files),
             LONG,
-            table(["what", "seconds"], [[row[0], row[-1]] for row in _right(long)], right=(1,)),
+            table(["what", "seconds"], [[row[0], f"{int(row[-1]):,}"] for row in _right(long)], right=(1,)),
             _documents(documents),
             FOOT,
         )

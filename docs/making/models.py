@@ -29,11 +29,12 @@ HEAD = """\
 `zoo list --min-top1 78 --max-params 30M`.
 
 - **GMACs**: 10⁹ multiply-adds for one image of the size beside it. Floating-point operations are twice as many.
-- **top-1**: the publisher's figure in percent, with the checkpoint's own preprocessing. It is on ImageNet-1k's validation images, unless the
-  table names others. A family's first table shows the default checkpoint, which `trained(NETWORK)` loads.
+- **top-1**: the publisher's figure in percent, with the checkpoint's own preprocessing. It is on ImageNet-1k's validation images, unless
+  the table names others. A family's first table shows the default checkpoint, which `trained(NETWORK)` loads.
 - **images/s**: `fast(network)` at batch 1, 32 and 256 on an {device}, {dtype}, torch {torch}. [Benchmarks](benchmarks.md) has more.
-- **hash**: *full* means that the SHA-256 is public, *reported* that others stated it, *prefix* that its first digits are public. *MD5* and *SHA-1*
-  are weaker digests. *pinned* means that nothing is published; your lock keeps the hash that came first ([weights](weights.md#the-lock)).
+- **hash**: *full* means that the SHA-256 is public, *reported* that others stated it, *prefix* that its first digits are public. *MD5*
+  and *SHA-1* are weaker digests. *pinned* means that nothing is published; your lock keeps the hash that came first
+  ([weights](weights.md#the-lock)).
 - **licence**: as the publisher states it for the file.
 - **-**: not known, or not measured.
 """
@@ -42,8 +43,8 @@ PLOT = """\
 
 ![Top-1 accuracy over images a second of every network that was measured]({picture})
 
-Images a second at batch {batch}, as above. A network's accuracy is the best of its checkpoints at the timed image size. No other network beats those on
-the line in both. {shown} of {networks} networks are shown. The others have no measured speed, or no such accuracy.
+Images a second at batch {batch}, as above. A network's accuracy is the best of its checkpoints at the timed image size. No other network
+beats those on the line in both. {shown} of {networks} networks are shown. The others have no measured speed, or no such accuracy.
 """
 
 
