@@ -1,6 +1,6 @@
 """Random faults of networks, servers, mirrors and files, one injection a seed, and what must be true after each.
 
-    python tests/network_faults.py --count 1000 --docs docs/notes/faults.md    # make faults-network; interrupted, it goes on where it stopped
+    python tests/network_faults.py --count 1000 --docs docs/notes/faults.md    # make faults-network; it resumes
 
 Each injection draws a source (Hub, https, mirror, file), what is known of its bytes, how the cache is (cold, with a dead process's part,
 warm, warm and damaged) and one to three faults at random positions with 1, 2, 3 or 9 repeats. After it the invariants hold:

@@ -18,14 +18,14 @@ from urllib.parse import urlsplit
 
 import documents
 import pytest
-from documents import DOCS, PAGES, ROOT
+from documents import DOCS, NOTES, PAGES, ROOT
 
 import weights
 import zoo
 from zoo import CATALOGUE, Model
 from zoo.bench.record import Record
 
-named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+named = pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=lambda page: f"{page.parent.name}/{page.name}")
 
 
 @pytest.fixture

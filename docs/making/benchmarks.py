@@ -151,7 +151,8 @@ def _scaling(record: dict[str, Any]) -> Iterator[str]:
     last = record["rows"][-1]
     yield (
         f"{record['model']}, {record['batch']} images for each {record['device']}, under DistributedDataParallel. "
-        f"Each of {last['gpus']} GPUs reaches {last['a_gpu']:.3f} of what one alone does. `torchrun --nproc-per-node 4 recipes/training_scaling.py` measures it."
+        f"Each of {last['gpus']} GPUs reaches {last['a_gpu']:.3f} of what one alone does. "
+        "`torchrun --nproc-per-node 4 recipes/training_scaling.py` measures it."
     )
     cells = [[str(row["gpus"]), f"{row['images_s']:,.0f}", f"{row['a_gpu']:.3f}"] for row in record["rows"]]
     yield table(["GPUs", "images/s", "of one GPU's speed, for each"], cells, right=(0, 1, 2))
