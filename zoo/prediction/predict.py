@@ -94,7 +94,7 @@ def predict(model: Any, images: Any = None, top: int = 5, batch_size: int = 32) 
     Example:
         >>> predict(trained(ResNet50), "cat.jpg")[0].label  # doctest: +SKIP
         'tabby'
-        >>> predict("cat.jpg")[0].label  # by the best ImageNet checkpoint here; doctest: +SKIP
+        >>> predict("cat.jpg")[0].label  # doctest: +SKIP
         'tabby'
 
     Args:
