@@ -29,7 +29,8 @@ ways to run the network took turns there. A way without a correct result has no 
   BatchNorm, uses `torch.compile` and channels_last, and replays one CUDA graph. In other names `cl` is channels_last and `bf16` bfloat16.
 - **ms**: time of one call that you wait for. Beside it stands the fastest rival's.
 - **MiB**: memory that ours holds and uses at its peak. Beside it stands the memory of the rival that the column names.
-- **ready after**: seconds from `fast(network)` to its first answer, with nothing prepared. A later process takes less.
+- **ready after**: seconds from `fast(network)` to its first answer. It is missing where kernels had been compiled ahead. A later process
+  takes less.
 - **-**: not measured.
 
 Your own machine will differ. Measure there:
