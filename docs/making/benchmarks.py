@@ -24,8 +24,8 @@ How fast is my network, on my device, at my batch? Find your device below, then 
 ways to run the network took turns there. A way without a correct result has no figure.
 
 - **images/s**: median of `fast(network)`, or of `fast_step` where a network trains.
-- **over the fastest rival**: our images/s divided by those of the fastest other way. Above 1, ours is faster.
-- **fastest rival**: its name and its images/s. `fold+compile+graph` is the strongest way to run stock PyTorch that we know. It folds
+- **over rival**: our images/s divided by those of the fastest rival, which is any other way to run the network. Above 1, ours is faster.
+- **rival's**: images/s of the fastest rival. `fold+compile+graph` is the strongest way to run stock PyTorch that we know. It folds
   BatchNorm, uses `torch.compile` and channels_last, and replays one CUDA graph. In other names `cl` is channels_last and `bf16` bfloat16.
 - **ms**: time of one call that you wait for. Beside it stands the fastest rival's.
 - **MiB**: memory that ours holds and uses at its peak. Beside it stands the memory of the rival that the column names.
@@ -95,13 +95,20 @@ def rows(record: Record) -> list[list[str]]:
         ours, name = cell["ways"].get(OURS, {}), cell.get("fastest_peer", "")
         peer = cell["ways"].get(name, {})
         row = [cell["model"], str(cell["batch"]), _number(ours, "images_s"), f"{cell['ratio']:.2f}" if "ratio" in cell else NOTHING]
-        row.append(f"{record.label(name)} {_number(peer, 'images_s')}" if peer else NOTHING)
+        named = "" if alike(record) else f" {record.label(name)}"
+        row.append(f"{_number(peer, 'images_s')}{named}" if peer else NOTHING)
         if not trains(record):
             row += [_ms(ours), _ms(peer)]
         if record.about["type"] == "cuda":
             row += [_number(ours, "memory_mib"), _number(_beside(record, cell), "memory_mib")]
         found.append([*row, _number(ours, "build_s")])
     return found
+
+
+def alike(record: Record) -> str:
+    """Return what the fastest rival of every row is called, "" where they differ."""
+    names = {record.label(cell["fastest_peer"]) for cell in record.cells if "fastest_peer" in cell}
+    return names.pop() if len(names) == 1 else ""
 
 
 def _section(record: Record, first: Record) -> Iterator[str]:
@@ -113,7 +120,9 @@ def _section(record: Record, first: Record) -> Iterator[str]:
     says += f" ({best['model']} at batch {best['batch']})."
     if slow:
         says += f" The lowest row is {slow[0]['model']} at batch {slow[0]['batch']}, at {slow[0]['ratio']:.2f} times the rival's speed."
-    heads = ["network", "batch", "images/s", "over the fastest rival", "fastest rival, images/s"]
+    if alike(record):
+        says += f" The fastest rival is `{alike(record)}` in every row."
+    heads = ["network", "batch", "images/s", "over rival", "rival's"]
     heads += [] if trains(record) else ["ms", "rival's ms"]
     if record.about["type"] == "cuda":
         heads += ["MiB", "compile's MiB" if trains(record) else "eager's MiB"]
@@ -126,7 +135,8 @@ def _section(record: Record, first: Record) -> Iterator[str]:
     yield says
     if record is first:
         yield f"![Images a second over those of the fastest rival, {record.about['device']}]({PICTURE})"
-    yield table([*heads, "ready after s"], rows(record), right=[number for number in range(1, len(heads) + 1) if number != 4])
+    left = () if alike(record) else (4,)
+    yield table([*heads, "ready after s"], rows(record), right=[number for number in range(1, len(heads) + 1) if number not in left])
 
 
 def _beside(record: Record, cell: dict[str, Any]) -> dict[str, Any]:
