@@ -1,6 +1,6 @@
 """Write the pages that follow from the registries, or say which are stale.
 
-python docs/generate.py            # writes generated pages here, the table of rooms in design.md, and the tables in zoo/data
+python docs/generate.py            # writes generated pages here, the tables in design.md and finetune.md, and those in zoo/data
 python docs/generate.py --check    # writes nothing; exit code 1 and their names if any would change
 """
 
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from making import api, commands, confined, formats, law, models, networks
+from making import api, commands, confined, formats, law, models, networks, scaling
 
 DOCS = Path(__file__).parent
 
@@ -26,6 +26,7 @@ def pages() -> dict[str, str | bytes]:
         **api.write(),
         **confined.write(),
         **law.write(),
+        **scaling.write(),
     }
 
 
