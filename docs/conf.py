@@ -23,7 +23,7 @@ highlight_language = "none"
 pygments_dark_style = "monokai"
 
 CONTENTS = {
-    "Begin": ["tour", "proven"],
+    "Begin": ["install", "tour", "proven", "faq", "troubleshooting"],
     "Tasks": [
         "predict",
         "detect",
@@ -41,7 +41,7 @@ CONTENTS = {
         "airgap",
         "adding",
     ],
-    "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead", "from-torch-jl"],
+    "Coming from": ["from-torchvision", "from-timm", "from-keras", "from-transformers", "from-metalhead", "from-torch-jl"],
     "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
     "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes", "notes/any-network"],
 }
@@ -49,8 +49,10 @@ CONTENTS = {
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put the navigation at the end of the first page, which need not hold what only Sphinx understands."""
+    """Put the navigation at the end of the first page, which need not hold what only Sphinx understands; notes stay out of it."""
     del app
+    if page.startswith("notes/"):
+        source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     if page == "index":
         for heading, pages in CONTENTS.items():
             source[0] += "\n".join(["", "", "```{toctree}", ":hidden:", f":caption: {heading}", "", *pages, "```", ""])

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from making import api, commands, confined, formats, law, models, networks, scaling
+from making import api, commands, confined, errors, extras, formats, law, models, networks, scaling
 
 DOCS = Path(__file__).parent
 
@@ -27,6 +27,8 @@ def pages() -> dict[str, str | bytes]:
         **confined.write(),
         **law.write(),
         **scaling.write(),
+        **errors.write(),
+        **extras.write(),
     }
 
 
