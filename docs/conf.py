@@ -43,15 +43,16 @@ CONTENTS = {
     ],
     "Coming from": ["from-torchvision", "from-timm", "from-keras", "from-transformers", "from-metalhead", "from-torch-jl"],
     "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
-    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes", "notes/any-network"],
+    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10"],
 }
-"""The pages under the headings of the navigation. A page that is missing here is a warning, and so an error."""
+"""The pages under the headings of the navigation. A page that is missing here is a warning, and so an error; notes are left out of it."""
+NOTES = "notes/"
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put the navigation at the end of the first page, which need not hold what only Sphinx understands; notes stay out of it."""
+    """Put the navigation at the end of the first page, and mark notes as outside of it: pages need not hold what only Sphinx knows."""
     del app
-    if page.startswith("notes/"):
+    if page.startswith(NOTES):
         source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     if page == "index":
         for heading, pages in CONTENTS.items():

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 HEAD = f"""\
 # Troubleshooting
 
-Every message names the source, says what is wrong, and says what to do. `zoo doctor` examines the machine: cache, disk, network, GPU and extras. Start there when you don't know where the
-trouble is.
+Every message names the source, says what is wrong, and says what to do. If you don't know where the trouble is, start with `zoo doctor`. It
+examines cache, disk, network, GPU and extras.
 
 ## Symptoms
 
@@ -25,7 +25,7 @@ trouble is.
 | CUDA out of memory | `--batch-size` with a smaller number; in training `--accumulate 2`, or `fast(model, train=True, recompute=True)` |
 | the GPU is not used | `zoo doctor --torch` says what PyTorch sees; `--device cuda` selects it |
 | `fast` is not faster | `print(why(model))` says what runs and why a kernel was not taken; see [the GPU page](gpu.md) |
-| wrong classes with a converted file | read the pixels part of the verdict: channel order, range or size may be [GUESSED](convert.md#pixels) |
+| wrong classes with a converted file | channel order, range or size may be [GUESSED](convert.md#pixels) |
 | low accuracy with your own preprocessing | use `model.preprocess`; an accuracy holds for its checkpoint's own pixels |
 | a download hangs behind a proxy | set `HTTPS_PROXY`; `zoo doctor` tests proxy, mirror and hosts |
 | an interrupted command | repeat it; it resumes where resuming is promised in [the command](cli.md) |
@@ -34,15 +34,16 @@ trouble is.
 
 ## Errors
 
-Each error can also be caught by the built-in class in the second column. Errors of weights and conversion derive from `weights.WeightsError`. The command prints their message without a traceback.
+Each error can also be caught by the built-in class in the second column. Errors of weights and conversion derive from
+`weights.WeightsError`. The command prints their message without a traceback.
 """
 DO: dict[str, dict[str, str]] = {
     "Find weights": {
-        "weights.UnknownWeights": "Check the spelling: the message has the nearest names. `zoo list` shows networks, `zoo info NAME` shows tags.",
+        "weights.UnknownWeights": "Check the spelling; the message has the nearest names. `zoo list` and `zoo info NAME` show all.",
         "weights.NoPretrainedWeights": "Take the network that the message names, or give a file: `trained(DenseNet264, FILE)`.",
         "weights.NoSuchFile": "Check the path.",
         "weights.BadRecord": "Correct the registry table; the message names the key. `help(weights.Checkpoint)` explains each.",
-        "weights.WeightsMismatch": "Compare the listed names and shapes. Often another network, `num_classes` or constructor option is meant; `zoo inspect FILE` suggests one.",
+        "weights.WeightsMismatch": "Compare names and shapes. Take another network, `num_classes` or option; `zoo inspect FILE` helps.",
         "zoo.pretrained.classes.AmbiguousClass": "Give the WordNet id instead of the name.",
     },
     "Download": {
@@ -77,7 +78,7 @@ DO: dict[str, dict[str, str]] = {
         "weights.ReaderUnavailable": "Free memory or processes, and repeat.",
         "convert.conversion.Undecided": "Give `--kernel-convention` and `--spatial`, or evidence: `--reference`, `--images`.",
         "convert.match.NoUniqueMatch": "Rename your layers like the file's, or take a file with a graph.",
-        "zoo.conversion.result.NotProven": "Correct what the diagnosis names: an option, an epsilon, padding, channel order. See [convert](convert.md).",
+        "zoo.conversion.result.NotProven": "Correct what the diagnosis names, such as an option or padding. See [convert](convert.md).",
         "weights.ConvertError": "Follow the message; it is the base of the errors above.",
         "weights.WeightsError": "Follow the message; it is the base of all errors of weights.",
     },
@@ -161,7 +162,9 @@ def write() -> dict[str, str]:
 def _place(name: str, known: dict[str, tuple[list[str], str]]) -> str:
     """Return where a class is defined, of the name by which users import it."""
     package, _, own = name.rpartition(".")
-    return name if name in known else next((place for place in known if place.startswith(f"{package}.") and place.endswith(f".{own}")), name)
+    return (
+        name if name in known else next((place for place in known if place.startswith(f"{package}.") and place.endswith(f".{own}")), name)
+    )
 
 
 def _builtin(name: str, known: dict[str, tuple[list[str], str]]) -> str:

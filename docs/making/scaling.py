@@ -19,7 +19,8 @@ def rows() -> str:
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     cells = [[str(row["gpus"]), f"{row['images_s']:,.0f}", f"{row['a_gpu']:.2f}"] for row in record["rows"]]
     model, side, version = record["model"], record["side"], record["versions"]["torch"]
-    words = f"{model} in bfloat16, {record['batch']} images of {side} px per GPU, {record['device']}s of one host, torch {version}, {record['date']}."
+    on = f"{record['device']}s of one host, torch {version}, {record['date']}"
+    words = f"{model} in bfloat16, {record['batch']} images of {side} px per GPU, {on}."
     return f"{table(['GPUs', 'images/s', 'per GPU, over one'], cells, right=(0, 1, 2))}\n\n{words}"
 
 
