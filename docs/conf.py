@@ -23,7 +23,7 @@ highlight_language = "none"
 pygments_dark_style = "monokai"
 
 CONTENTS = {
-    "Begin": ["tour", "proven"],
+    "Begin": ["install", "tour", "proven", "faq", "troubleshooting"],
     "Tasks": [
         "predict",
         "detect",
@@ -41,7 +41,7 @@ CONTENTS = {
         "airgap",
         "adding",
     ],
-    "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead", "from-torch-jl"],
+    "Coming from": ["from-torchvision", "from-timm", "from-keras", "from-transformers", "from-metalhead", "from-torch-jl"],
     "Tables": ["models", "formats", "api", "cli", "benchmarks"],
     "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10"],
 }

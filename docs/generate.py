@@ -1,6 +1,6 @@
 """Write the pages that follow from the registries, or say which are stale.
 
-python docs/generate.py            # writes generated pages here, the table of rooms in design.md, and the tables in zoo/data
+python docs/generate.py            # writes generated pages here, the tables in design.md and finetune.md, and those in zoo/data
 python docs/generate.py --check    # writes nothing; exit code 1 and their names if any would change
 
 A check believes the multiply-adds of networks that have some in the table, for counting all takes a minute; tests count one of each family.
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from making import api, benchmarks, commands, confined, curves, faults, formats, law, models, networks
+from making import api, benchmarks, commands, confined, curves, errors, extras, faults, formats, law, models, networks, scaling
 
 from zoo import Model
 from zoo.variants import variants
@@ -34,6 +34,9 @@ def pages(count: Callable[[type[Model]], int] = networks.multiply_adds) -> dict[
         **curves.write(),
         **faults.write(),
         **law.write(),
+        **scaling.write(),
+        **errors.write(),
+        **extras.write(),
     }
 
 

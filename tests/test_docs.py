@@ -123,7 +123,7 @@ def test_what_is_written_from_registries_is_not_stale(generate: ModuleType, mode
         return float(counted[cls.__name__].replace(",", ""))
 
     writers = (generate.formats, generate.commands, generate.api, generate.benchmarks, generate.confined, generate.curves)
-    writers += (generate.faults, generate.law)
+    writers += (generate.errors, generate.extras, generate.faults, generate.law, generate.scaling)
     rest = {name: text for writer in writers for name, text in writer.write().items()}
     assert generate.stale({**models.write(models.record(), count), **rest}) == []
 
