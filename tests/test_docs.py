@@ -242,6 +242,18 @@ def test_every_command_exists_with_its_options(page: Path, generate: ModuleType)
     assert wrong == []
 
 
+def test_the_page_of_commands_lacks_no_option(generate: ModuleType) -> None:
+    parts = re.split(r"^## zoo ", documents.read(DOCS / "cli.md"), flags=re.MULTILINE)
+    sections = {part.split("\n", 1)[0]: part for part in parts[1:]}
+    shared = parts[0].partition("## Shared options")[2]
+    for name, one in generate.commands.commands().items():
+        for option in (option for option in one.params if option.param_type_name == "option" and not option.hidden):
+            for spelt in (*option.opts, *option.secondary_opts):
+                assert re.search(rf"`{spelt}[ `]", sections[name]), f"zoo {name} {spelt}"
+            words = " ".join(generate.commands._words(option.help)).replace("|", "\\|")
+            assert words in sections[name] or words in shared, f"zoo {name} {option.opts[0]}"
+
+
 def test_commands_are_found_in_the_documents() -> None:
     calls = [words for page in PAGES for words, _ in spoken(page)]
     assert len(calls) > 80
