@@ -32,7 +32,9 @@ def test_a_class_without_an_entry_and_an_entry_without_a_class_are_named(errors:
 
 
 def test_a_name_of_the_page_is_an_error_that_can_be_caught_as_it_says(errors: ModuleType) -> None:
-    rows = [line.split(" | ") for line in documents.read(DOCS / "troubleshooting.md").splitlines() if line.startswith("| `") and "." in line]
+    rows = [
+        line.split(" | ") for line in documents.read(DOCS / "troubleshooting.md").splitlines() if line.startswith("| `") and "." in line
+    ]
     shown = {row[0].strip("| `"): row[1].strip("`") for row in rows if len(row) == 4}
     assert {*shown} == {name for entries in errors.DO.values() for name in entries}
     for name, caught in shown.items():
