@@ -260,7 +260,7 @@ def test_what_stands_for_it_here_exists(page: Path) -> None:
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("library", ["torchvision", "timm"])
+@pytest.mark.parametrize("library", ["torchvision", "timm", "keras"])
 def test_what_it_is_called_there_exists(library: str) -> None:
     codes = [code for code in cells(DOCS / f"from-{library}.md", 1) if f"{library}." in code]
     assert len(codes) > 4
