@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -23,7 +23,7 @@ highlight_language = "none"
 pygments_dark_style = "monokai"
 
 CONTENTS = {
-    "Begin": ["tour", "proven"],
+    "Begin": ["install", "tour", "proven", "faq", "troubleshooting"],
     "Tasks": [
         "predict",
         "detect",
@@ -41,22 +41,32 @@ CONTENTS = {
         "airgap",
         "adding",
     ],
-    "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead", "from-torch-jl"],
-    "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
-    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes", "notes/any-network"],
+    "Coming from": ["from-torchvision", "from-timm", "from-keras", "from-transformers", "from-metalhead", "from-torch-jl"],
+    "Tables": ["models", "formats", "api", "cli", "benchmarks"],
+    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10"],
 }
-"""The pages under the headings of the navigation. A page that is missing here is a warning, and so an error."""
+"""The pages under the headings of the navigation. A page that is missing here is a warning, and so an error; notes are left out of it."""
+NOTES = "notes/"
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Put the navigation at the end of the first page, which need not hold what only Sphinx understands."""
+    """Put the navigation at the end of the first page, and mark notes as outside of it: pages need not hold what only Sphinx knows."""
     del app
+    if page.startswith(NOTES):
+        source[0] = f"---\norphan: true\n---\n\n{source[0]}"
     if page == "index":
         for heading, pages in CONTENTS.items():
             source[0] += "\n".join(["", "", "```{toctree}", ":hidden:", f":caption: {heading}", "", *pages, "```", ""])
 
 
+def widen(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Give pages room for tables and for code with comments in a column."""
+    del app, page, template, tree
+    context["metatags"] = f"{context.get('metatags', '')}<style>.main .content {{ width: 58em; max-width: 100%; }}</style>"
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Hook in."""
     app.connect("source-read", add_contents)
+    app.connect("html-page-context", widen)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -2,7 +2,7 @@
 
     python recipes/all_roundtrips.py [--model VGG19] [--format keras]
 
-It needs as much disk as the largest network, and about half an hour. docs/convert.md quotes what it printed.
+It needs as much disk as the largest network, and about half an hour. docs/notes/converting.md quotes what it printed.
 """
 
 from __future__ import annotations

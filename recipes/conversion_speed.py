@@ -2,7 +2,7 @@
 
 Writes VGG19 with random weights as .pth, .npz and .h5, and converts each to safetensors without a proof. The files are in the page cache.
 Prints the best wall time of five, that of `shutil.copyfile`, and the most memory that the process and its readers took. It needs 4 GB of
-disk; docs/convert.md quotes what it printed.
+disk; docs/notes/converting.md quotes what it printed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Print what docs/convert.md says of evidence: real networks, right and wrong, measured on real photographs.
+"""Print what docs/notes/converting.md says of evidence: real networks, right and wrong, measured on real photographs.
 
     python recipes/evidence_table.py FOLDER
 

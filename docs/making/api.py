@@ -24,16 +24,19 @@ PAGES: dict[str, dict[str, str]] = {
         "gpu": "Fast fast fast_step plain why",
         "segment": "segment Segmentation",
         "stylize": "stylize train_style",
-        "weights": "NoPretrainedWeights trained WeightsError WeightsMismatch",
+        "weights": "trained",
+        "troubleshooting": "NoPretrainedWeights WeightsError WeightsMismatch",
     },
     "weights": {
         "weights": """
-            add adhoc BadLock BadRecord BadSignature Cache CacheNotWritable CallRefused ChangedUpstream Checkpoint checkpoints Collected
-            CorruptCache find gc get HashMismatch InsecureSource Installed LimitExceeded load MalformedFile MissingLibrary NonFinite
-            NoPretrainedWeights NoSpace NoSuchFile NotLocked Offline open_weights OutputsDiffer Preprocessing ProtocolError RateLimited
-            read_file ReaderCrashed ReaderUnavailable recognise remove Removed SizeMismatch SourceUnavailable UnknownWeights
-            UnsafeFormat UnsupportedFormat Verified verify verify_all WeightsError WeightsMismatch""",
+            add adhoc Cache Checkpoint checkpoints Collected find gc get Installed load open_weights Preprocessing read_file recognise
+            remove Removed Verified verify verify_all""",
         "convert": "ConvertError",
+        "troubleshooting": """
+            BadLock BadRecord BadSignature CacheNotWritable CallRefused ChangedUpstream CorruptCache HashMismatch InsecureSource
+            LimitExceeded MalformedFile MissingLibrary NonFinite NoPretrainedWeights NoSpace NoSuchFile NotLocked Offline OutputsDiffer
+            ProtocolError RateLimited ReaderCrashed ReaderUnavailable SizeMismatch SourceUnavailable UnknownWeights UnsafeFormat
+            UnsupportedFormat WeightsError WeightsMismatch""",
     },
     "convert": {"convert": "ConvertError core flip formats names read Source"},
     "zoo.detection": {
@@ -73,9 +76,8 @@ DATA = {
 HEAD = """\
 # Public names
 
-What `from zoo import …` and its neighbours may name, and where each is explained. Whatever else a module holds may change. `help(trained)`
-shows arguments, results and errors of one name. The networks themselves are in [the table of models](models.md), the command in
-[its own](cli.md).
+Every name that you may import, and the page that explains it. Anything else in a module may change. `help(trained)` shows the arguments,
+results, errors and an example of one name. The networks are in [the table of models](models.md), the commands in [theirs](cli.md).
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -21,12 +22,18 @@ TYPERS_OWN = ("install_completion", "show_completion")
 HEAD = """\
 # The command `zoo`
 
-{count} commands. `zoo COMMAND -h` shows the same. `zoo --install-completion` lets TAB complete networks, tags and files in your shell,
-in any case.
+`zoo COMMAND -h` shows a command's help. `zoo --install-completion` lets TAB complete networks, tags and files in your shell.
 
 {groups}
 
 {codes}
+"""
+OFTEN = 3
+"""Commands that an option must have in the same words to be explained once for all."""
+SHARED = """\
+## Shared options
+
+These options mean the same in every command that has them. Each command names those that it has.
 """
 
 
@@ -41,13 +48,15 @@ def write() -> dict[str, str]:
     found = commands()
     parts = [
         generated("zoo/commands/app.py"),
-        HEAD.format(count=len(found), codes=EXIT_CODES, groups=_groups()),
+        HEAD.format(codes=EXIT_CODES, groups=_groups()),
         "## zoo",
-        *_parameters("", group),
+        *_parameters("", group, {}),
+        SHARED,
+        table(["option", "meaning", "default"], (shared := _shared(found)).values()),
     ]
     for name, one in found.items():
         shown = f"```console\n$ {_usage(name, one)}\n$ {EXAMPLES[name]}\n```"
-        parts += [f"## zoo {name}", *_words(one.help), shown, *_parameters(name, one)]
+        parts += [f"## zoo {name}", *_words(one.help), shown, *_parameters(name, one, shared)]
     return {"cli.md": page(*parts)}
 
 
@@ -63,14 +72,29 @@ def _usage(name: str, command: Any) -> str:
     return " ".join([f"zoo {name}", *(["[OPTIONS]"] if options else []), *arguments])
 
 
-def _parameters(name: str, command: Any) -> Iterator[str]:
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden and p.name not in TYPERS_OWN]
+def _options(name: str, command: Any) -> dict[str, list[str]]:
+    """Return a row for each option of a command that its help shows, by its first name."""
     types = get_type_hints(_function(name)) if name else {}
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden and p.name not in TYPERS_OWN]
+    return {_names(p)[0]: [_spelling(p, types), _help(p), _default(p)] for p in options}
+
+
+def _shared(found: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the options that several commands have in the same words, the most frequent first; one row for each name."""
+    rows = Counter((option, *row) for name, one in found.items() for option, row in _options(name, one).items())
+    often = [row for row, count in rows.most_common() if count >= OFTEN]
+    return {option: next([*row] for first, *row in often if first == option) for option in dict.fromkeys(row[0] for row in often)}
+
+
+def _parameters(name: str, command: Any, shared: dict[str, list[str]]) -> Iterator[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = _options(name, command)
     if arguments:
-        yield table(["argument", "is"], [[f"`{_argument(p)}`", _help(p)] for p in arguments])
-    if options:
-        yield table(["option", "is", "left out"], [[_spelling(p, types), _help(p), _default(p)] for p in options])
+        yield table(["argument", "meaning"], [[f"`{_argument(p)}`", _help(p)] for p in arguments])
+    if own := [row for option, row in options.items() if shared.get(option) != row]:
+        yield table(["option", "meaning", "default"], own)
+    if others := [row[0] for option, row in options.items() if shared.get(option) == row]:
+        yield f"[Shared](#shared-options): {', '.join(others)}."
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -87,9 +111,14 @@ def _argument(parameter: Any) -> str:
 
 def _spelling(parameter: Any, types: dict[str, Any]) -> str:
     value = "" if parameter.is_flag else f" {parameter.metavar or _placeholder(types[parameter.name])}"
-    names = [*parameter.opts, *parameter.secondary_opts]
+    names = _names(parameter)
     long = [name for name in names if name.startswith("--")] or names
     return " ".join(f"`{name}{value if name in long else ''}`" for name in names)
+
+
+def _names(parameter: Any) -> list[str]:
+    """Return how an option may be spelt, its long name first."""
+    return sorted([*parameter.opts, *parameter.secondary_opts], key=lambda name: not name.startswith("--"))
 
 
 def _placeholder(annotation: Any) -> str:
@@ -103,7 +132,7 @@ def _placeholder(annotation: Any) -> str:
 def _default(parameter: Any) -> str:
     value = parameter.default
     if parameter.required:
-        return "an error"
+        return "required"
     return "" if parameter.is_flag or value is None or value in ((), [], "") else f"`{value}`"
 
 

@@ -12,30 +12,31 @@ from making.tables import generated, page, table
 HEAD = """\
 # Formats and namings
 
-A *format* is a container and how each kind of layer is stored in it; a *naming* is which of a file's modules is which of ours. They are
-independent: {formats} formats and {namings} namings, not their product. `zoo inspect FILE` tells both, `zoo convert` takes either after
-`--from` and `--to`, and the destination's ending chooses its format. [How conventions are decided and proven](convert.md),
-[how to add one](adding.md).
+A *format* is a kind of file. A *naming* is the names that a framework gives to a network's layers. They are independent: {formats}
+formats and {namings} namings are known. `zoo inspect FILE` shows both. `zoo convert` takes either after `--from` and `--to`; otherwise
+the content and OUT's ending decide. [Convert](convert.md) shows how, and [add your own](adding.md) how to add one.
 
 ## Formats
+
+No reader needs the framework or runs code of the file ([strangers' files](weights.md#strangers-files)).
 """
 READING = """\
-*Told by*: a format whose files begin with something of their own is told by that; the others by their structure, and are asked last. The
-ending of a source's name is no evidence, but for TensorFlow's checkpoints and files without any mark. *Its namings* occur in few formats;
-those that may occur in any are below. Orbax folders are read and not written; what is written for Flux was read back by the readers here,
-not by Julia. No reader needs the framework, runs code of the file or unpickles it ([strangers' files](weights.md#strangers-files)).
+- **Recognised by**: formats with a mark of their own are tried first. The ending decides only for TensorFlow checkpoints and files
+  without any mark.
+- **Namings**: those that occur mainly in this format. The others are below.
+- **Orbax** folders are read and not written. Files for **Flux** were read back by the readers here, not by Julia.
 
 ## Namings
 
-`trained` and `zoo convert` try those of the file's format, torchvision's and timm's first, and take the first that gives every tensor a
-place and leaves none of ours empty. *Knows*: what else the naming tells of a network, so that it need not be given.
+`trained` and `zoo convert` take the first naming that fits: every tensor has a place, and none of ours stays empty. *Also gives* lists
+what else a naming tells, so that you need not say it.
 """
 FACTS = {
     "options": "constructor options",
     "preprocessing": "preprocessing",
-    "order": "the order of a file without names",
+    "order": "order without names",
     "mend": "older spellings",
-    "told": "files beside it",
+    "told": "facts in files beside it",
 }
 
 
@@ -48,9 +49,9 @@ def write() -> dict[str, str]:
         "formats.md": page(
             generated("convert/formats and convert/names"),
             HEAD.format(formats=len(known), namings=len(NAMINGS)),
-            table(["format", "what", "endings", "written", "told by", "its namings"], rows),
+            table(["format", "what", "endings", "written", "recognised by", "namings"], rows),
             READING,
-            table(["naming", "whose", "formats", "knows"], named),
+            table(["naming", "whose", "formats", "also gives"], named),
         )
     }
 
@@ -59,9 +60,9 @@ def _format(name: str, module: ModuleType) -> list[str]:
     endings = " ".join(f"`{suffix}`" for suffix in module.SUFFIXES)
     sidecars = " ".join(f"`{suffix}`" for suffix in getattr(module, "SIDECARS", ()))
     written = "yes" if module.WRITES else "no"
-    written += f", with {sidecars} beside it" if sidecars and module.WRITES else ""
-    written += ", the network's graph too" if getattr(module, "EXPORTS", False) else ""
-    told = "its structure" if getattr(module, "WEAK", False) else "its first bytes or files"
+    written += f", with {sidecars}" if sidecars and module.WRITES else ""
+    written += ", with graph" if getattr(module, "EXPORTS", False) else ""
+    told = "structure" if getattr(module, "WEAK", False) else "first bytes"
     namings = [naming for naming in of_format(name) if hasattr(NAMINGS[naming], "FORMATS")]
     return [f"`{name}`", _first(module), endings, written, told, " ".join(namings)]
 

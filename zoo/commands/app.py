@@ -24,8 +24,8 @@ from zoo.commands.completion import files, rejoin_colons
 from zoo.commands.console import ErrorLog, FrozenOption, fail, out, out_of_memory_or_gpu
 from zoo.commands.interrupts import say_interrupted, start_torch
 
-EXIT_CODES = """Exit codes: 0 done; 1 a check failed, an input can't be used or an output not be written; 2 the command, an option or
-its value was misspelt; 3 a network, checkpoint or file of that name is not known; 4 no source could deliver; 130 interrupted."""
+EXIT_CODES = """Exit codes: 0 is success. 1: a check failed, or an input or output can't be used. 2: a command, option or value is wrong. 3:
+no network, checkpoint or file has that name. 4: no source could deliver. 130: interrupted."""
 
 GROUPS = {
     "Use": {

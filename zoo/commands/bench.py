@@ -35,10 +35,12 @@ def bench(
             "--model",
             "-m",
             autocompletion=listed_names,
-            help="Networks with commas between them, figure (some well known ones) or all.",
+            help="Networks, separated by commas; figure (some well-known ones) or all.",
         ),
     ] = None,
-    batches: Annotated[str | None, typer.Option(help="Images in a call, 1,32,256; on a CPU 1,8. Of a step 32,256; on a CPU 8.")] = None,
+    batches: Annotated[
+        str | None, typer.Option(help="Images per call: 1,32,256; on a CPU 1,8. Images per step: 32,256; on a CPU 8.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; bfloat16 on a GPU, float32 on a CPU.")] = None,
     peers: Annotated[
         str | None,
@@ -48,28 +50,29 @@ def bench(
             "fast-module."
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each way; 20, of a load 5.")] = None,
-    tune: Annotated[str | None, typer.Option(help="What fast() tries: none, quick or full; quick if left out.")] = None,
+    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu. Default: cuda if available.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each way: 20; of a load 5.")] = None,
+    tune: Annotated[str | None, typer.Option(help="What fast() tries: none, quick or full. Default: quick.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     save: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=writable, help="Write the record there, JSON, after every network and batch.")
+        Path | None,
+        typer.Option(metavar="FILE", callback=writable, help="Write the record to this JSON file after every network and batch."),
     ] = None,
     resume: Annotated[bool, typer.Option(help="Keep what the record has, measure what it lacks.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the record if it is there.")] = False,
-    budget_s: Annotated[float | None, typer.Option(min=0, help="Begin no network and batch after so many seconds.")] = None,
+    budget_s: Annotated[float | None, typer.Option(min=0, help="Start no further network and batch after so many seconds.")] = None,
     from_json: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="Measure nothing, show this record, or these together: of a cell that several have, the last one's.",
+            help="Measure nothing, and show these records. The last record wins where several have a cell.",
         ),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=png, help="Draw bars as PNG there, and all networks beside it as FILE-zoo.png.")
+        Path | None, typer.Option(metavar="FILE", callback=png, help="Draw bars into this PNG, and all networks into FILE-zoo.png.")
     ] = None,
     docs: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=writable, help="Rewrite the record's section of this document, or add it.")
+        Path | None, typer.Option(metavar="FILE", callback=writable, help="Write the record's section into this document.")
     ] = None,
 ) -> None:
     """Measure, the peers beside ours in one process: parity first, then figures."""

@@ -53,14 +53,13 @@ if TYPE_CHECKING:
     from weights.inventory import Held
 
 TagOption = Annotated[
-    str | None, typer.Option("--weights", "-w", autocompletion=tags, help="A tag, hf://org/repo or https://…; the default if left out.")
+    str | None,
+    typer.Option("--weights", "-w", autocompletion=tags, help="A tag, hf://org/repo or https://…. Default: the default checkpoint."),
 ]
 
 
 def pull(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL", autocompletion=names, help=f"What to fetch: {CHECKPOINT}; or a style of zoo stylize.")
-    ],
+    models: Annotated[list[str], typer.Argument(metavar="MODEL", autocompletion=names, help=f"{CHECKPOINT}; or a style of zoo stylize.")],
     tag: TagOption = None,
     frozen: FrozenOption = False,
     quiet: QuietOption = False,
@@ -113,7 +112,7 @@ def verify(
     key: Annotated[Path | None, typer.Option(metavar="PUB.pem", help="The signer's public key.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hash every cached file again and compare, exit 1 if one changed; or verify a file's signature."""
+    """Hash every cached file again, and exit with 1 if one changed; or verify a signature."""
     if file or signature or key:
         verify_signature(file, signature, key, as_json)
         return
@@ -152,15 +151,13 @@ def add(
     spatial: SpatialOption = "auto",
     weights_of: WeightsOfOption = None,
     option: BuildOption = None,
-    default: Annotated[
-        bool | None, typer.Option(help="Whether trained(MODEL) takes it; if left out, only where there is no other.")
-    ] = None,
+    default: Annotated[bool | None, typer.Option(help="Make it the default of trained(MODEL). Default: only if there is no other.")] = None,
     replace: Annotated[bool, typer.Option(help="Replace your own checkpoint of the same tag.")] = False,
 ) -> None:
-    """Register a file of your own: checked against the network, copied into the cache, usable by its tag.
+    """Register your own weights: check them against the network, copy them into the cache, and give them a tag.
 
-    What is left out is taken from the record of the same bytes, if there is one, the preprocessing else from the default checkpoint.
-    Another framework's file is converted first, as zoo convert does it; what proves it is printed, and stands in zoo info.
+    Omitted facts come from the record of the same bytes, if there is one. Otherwise the preprocessing is the default checkpoint's.
+    Another framework's file is converted first, as by zoo convert. The verdict is printed, and is part of zoo info.
     """
     from zoo.catalogue import model_class
     from zoo.pretrained.add_file import add_file
@@ -184,7 +181,9 @@ def add(
 
 
 def remove(
-    checkpoints: Annotated[list[str], typer.Argument(metavar="NAME:TAG", autocompletion=own_names, help="As `zoo add` was told.")],
+    checkpoints: Annotated[
+        list[str], typer.Argument(metavar="NAME:TAG", autocompletion=own_names, help="The checkpoint, as named with `zoo add`.")
+    ],
 ) -> None:
     """Forget checkpoints of your own; their bytes stay in the cache."""
     for checkpoint in checkpoints:
@@ -198,7 +197,7 @@ def remove(
 
 
 def cache(as_json: JsonOption = False) -> None:
-    """List what is on the disk: which checkpoints, how large, who brought and who keeps them, and when they were last used."""
+    """List the checkpoints on the disk: size, last use, who brought them and which lock keeps them."""
     from weights.inventory import inventory
 
     found = inventory()
@@ -242,11 +241,13 @@ def _bringer(one: Held) -> str:
 
 
 def gc(
-    keep_days: Annotated[float, typer.Option(min=0, help="How long ago the last use may be; 0: all that no lock names.")] = KEEP_DAYS,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
+    keep_days: Annotated[
+        float, typer.Option(min=0, help="Keep files used within so many days; 0 removes all that no lock names.")
+    ] = KEEP_DAYS,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove from the cache what nobody used for long, and what dead processes left; what a weights.lock names stays."""
+    """Remove from the cache what was not used for long. What a weights.lock names stays."""
     place = weights.Cache().root
     if not place.exists() and not as_json:
         out.print(f"there is no cache at '{escape(str(place))}', so there is nothing to remove", soft_wrap=True)

@@ -44,17 +44,15 @@ ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", autocompletion=na
 WeightsOption = Annotated[
     str | None,
     typer.Option(
-        "--weights", "-w", autocompletion=tags, help="A tag, hf://org/repo, https://… or a file; the default checkpoint if left out."
+        "--weights", "-w", autocompletion=tags, help="A tag, hf://org/repo, https://… or a file. Default: the network's default checkpoint."
     ),
 ]
 CHECKPOINT = "NAME or NAME:TAG, ResNet50:imagenet1k_v1"
 WeightsOfOption = Annotated[
     str | None,
-    typer.Option(metavar="SET", help="Of a file with raw and averaged weights side by side: raw, ema, or the set's name in the file."),
+    typer.Option(metavar="SET", help="Which weights of a file with several sets: raw, ema, or the name in the file."),
 ]
-BuildOption = Annotated[
-    list[str] | None, typer.Option("--option", help="A constructor keyword, activation=leaky_relu_0.1; may be repeated.")
-]
+BuildOption = Annotated[list[str] | None, typer.Option("--option", help="A constructor keyword, activation=leaky_relu_0.1. Repeatable.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 DEVICES = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -182,7 +180,7 @@ def sentence(error: OSError) -> str:
     return f"'{place}': {error.strerror[0].lower()}{error.strerror[1:]}{f'; {todo}' if todo else ''}"
 
 
-FrozenOption = Annotated[bool, typer.Option("--frozen", help="Only weights of which a lock has a full hash; as ZOO_FROZEN=1.")]
+FrozenOption = Annotated[bool, typer.Option("--frozen", help="Use only weights with a full hash in a record or lock, as ZOO_FROZEN=1.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 

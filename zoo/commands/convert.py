@@ -37,7 +37,7 @@ Convention = Literal["auto", "correlation", "convolution"]
 Spatial = Literal["auto", "hw", "wh"]
 
 FromOption = Annotated[str, typer.Option("--from", help="The file's format, or the naming of its tensors: keras, kerashub …")]
-NamingOption = Annotated[str, typer.Option("--naming", help="The naming of its tensors, where --from names a format: keras, flax, caffe …")]
+NamingOption = Annotated[str, typer.Option("--naming", help="The naming of its tensors, if --from names a format: keras, flax, caffe …")]
 MatchOption = Annotated[
     bool, typer.Option("--match", help="Derive which tensor is which from topology, shapes and names, without a table.")
 ]
@@ -45,28 +45,28 @@ ConventionOption = Annotated[
     Convention,
     typer.Option(
         "--kernel-convention",
-        help="What the convolutions of its framework compute; auto: what the file says, or else what the evidence says.",
+        help="What its framework's convolutions compute. auto: as the file says, or else by evidence.",
     ),
 ]
 SpatialOption = Annotated[
-    Spatial, typer.Option("--spatial", help="Whether the first spatial axis of its kernels is height or width; auto: as the file says.")
+    Spatial, typer.Option("--spatial", help="Order of the kernels' spatial axes, height or width first. auto: as the file says.")
 ]
 ChannelOrderOption = Annotated[
-    Literal["rgb", "bgr"] | None, typer.Option(help="Of the channels of its images; guessed or decided by --images, if left out.")
+    Literal["rgb", "bgr"] | None, typer.Option(help="Channel order of its images. Default: decided by --images, or guessed.")
 ]
-MeanOption = Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.485,0.456,0.406. With --scale on 0..255: 104,117,123.")]
-StdOption = Annotated[str | None, typer.Option(help="Of each channel on 0..1: 0.229,0.224,0.225.")]
+MeanOption = Annotated[str | None, typer.Option(help="Mean per channel on 0..1: 0.485,0.456,0.406. With --scale on 0..255: 104,117,123.")]
+StdOption = Annotated[str | None, typer.Option(help="Deviation per channel on 0..1: 0.229,0.224,0.225.")]
 ScaleOption = Annotated[
-    float | None, typer.Option(help="What a pixel of 0..255 less the mean is multiplied with, as Caffe and Keras do; instead of --std.")
+    float | None, typer.Option(help="Factor of pixels on 0..255 less the mean, as in Caffe and Keras; instead of --std.")
 ]
 SizeOption = Annotated[int | None, typer.Option(min=1, help="Side of its square images in pixels.")]
-FormatOption = Annotated[str, typer.Option("--format", "-f", help="The file's format, where its content doesn't tell: keras, npz …")]
+FormatOption = Annotated[str, typer.Option("--format", "-f", help="The file's format, if its content doesn't tell: keras, npz …")]
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A weight file of any framework, or the folder of a format that is one.")],
+    file: Annotated[Path, typer.Argument(help="A weight file of any framework, or a folder.")],
     format: FormatOption = "auto",
-    tensors: Annotated[bool, typer.Option("--tensors", "-t", help="Every tensor, not only the tree of modules.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", "-t", help="List every tensor, not only the tree of modules.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a weight file of any framework holds, and which network of the zoo it probably is."""
@@ -92,26 +92,24 @@ def convert(
             "--model",
             "-m",
             autocompletion=names,
-            help="The network; recognised where it can be, if left out. mypackage.mymodule:DnCNN imports one of your own: its code runs.",
+            help="The network. mypackage.mymodule:DnCNN imports your own: its code runs. Default: recognised.",
         ),
     ] = None,
     arguments: Annotated[
-        list[str] | None, typer.Option(help="An argument of your own network's class or function, depth=17; may be repeated.")
+        list[str] | None, typer.Option(help="An argument of your own network's class or function, depth=17. Repeatable.")
     ] = None,
     example: Annotated[str | None, typer.Option(help="The shape of one input of your own network, channels first: 1x64x64.")] = None,
-    cfg: Annotated[Path | None, typer.Option(metavar="FILE", help="The .cfg of a Darknet detector; the one beside IN if left out.")] = None,
+    cfg: Annotated[Path | None, typer.Option(metavar="FILE", help="The .cfg of a Darknet detector. Default: the one beside IN.")] = None,
     framework: FromOption = "auto",
     naming: NamingOption = "auto",
     to: Annotated[str, typer.Option("--to", help="OUT's format, or the naming of its tensors.")] = "auto",
     match: MatchOption = False,
     kernel_convention: ConventionOption = "auto",
-    to_convention: Annotated[Convention, typer.Option(help="Of OUT's kernels, where its framework has layers of both kinds.")] = "auto",
+    to_convention: Annotated[Convention, typer.Option(help="The convention of OUT's kernels, if its framework has both.")] = "auto",
     spatial: SpatialOption = "auto",
     weights_of: WeightsOfOption = None,
-    reference: Annotated[Path | None, typer.Option(help="An .npz with `inputs` and `outputs` of the network at home.")] = None,
-    images: Annotated[
-        Path | None, typer.Option(help="A folder of photographs; labelled, if its sub-folders or files begin with the class.")
-    ] = None,
+    reference: Annotated[Path | None, typer.Option(help="An .npz with `inputs` and `outputs` of the original network.")] = None,
+    images: Annotated[Path | None, typer.Option(help="A folder of photographs. Names that begin with the class label them.")] = None,
     channel_order: ChannelOrderOption = None,
     mean: MeanOption = None,
     std: StdOption = None,
@@ -121,7 +119,7 @@ def convert(
         Path | None, typer.Option(callback=writable, help="Write an HTML report: every layer's error, filters, predictions.")
     ] = None,
     fold_input: Annotated[
-        bool, typer.Option("--fold-input", help="Fold channel order and scale into the first convolution: RGB in, whatever was trained.")
+        bool, typer.Option("--fold-input", help="Fold channel order and scale into the first convolution, so that OUT takes RGB.")
     ] = False,
     headless: Annotated[bool, typer.Option("--headless", help="IN may lack the classifier; OUT then lacks it too.")] = False,
     preprocessing_inside: Annotated[
@@ -129,18 +127,16 @@ def convert(
     ] = False,
     option: BuildOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace OUT if it is there.")] = False,
-    unproven: Annotated[bool, typer.Option("--unproven", help="Write OUT although the network does not compute what IN's did.")] = False,
-    require_proof: Annotated[
-        bool, typer.Option("--require-proof", help="Write nothing unless something proves it; UNPROVEN is written otherwise.")
-    ] = False,
+    unproven: Annotated[bool, typer.Option("--unproven", help="Write OUT even if the proof fails.")] = False,
+    require_proof: Annotated[bool, typer.Option("--require-proof", help="Write nothing that stays UNPROVEN.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Convert weights between frameworks, and prove that every number arrived.
 
-    The proof is the strongest that is possible: outputs of the source network (--reference, or its framework if that is
-    installed), an execution in float64 of the graph that the file carries; or none, which is printed as UNPROVEN, with the
-    accuracy on labelled photographs where --images has some. Exit code 1 if a proof fails; OUT is then not written.
+    The strongest possible proof is used: outputs of the original network (--reference, or its framework if installed), or the
+    file's own graph, executed in float64. Without one the result is UNPROVEN. If a proof fails, OUT is not written, and the exit
+    code is 1.
     """
     from convert.formats import for_writing
     from zoo.conversion.convert import convert as carry_over

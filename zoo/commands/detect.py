@@ -46,16 +46,16 @@ Cfg = Annotated[
     Path | None, typer.Option(metavar="FILE", help="A Darknet network of your own: its .cfg; --weights then names its .weights.")
 ]
 Names = Annotated[Path | None, typer.Option("--names", metavar="FILE", help="Names of its classes, one a line, with --cfg.")]
-Threshold = Annotated[float | None, typer.Option(min=0, max=1, help="Least score of what is told; the network's own if left out.")]
+Threshold = Annotated[float | None, typer.Option(min=0, max=1, help="The lowest score to report. Default: the network's own.")]
 Overlap = Annotated[
-    float | None, typer.Option(min=0, max=1, help="Overlap above which the less probable of two boxes goes; the network's own if left out.")
+    float | None, typer.Option(min=0, max=1, help="The IoU above which the weaker of two boxes is dropped. Default: the network's own.")
 ]
 
 
 def detect(
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures; or folders, .tar shards, .parquet files, lists of these."),
+        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures, folders, .tar shards, .parquet files, or lists of these."),
     ],
     model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=DETECTS)] = None,
     tag: WeightsOption = None,
@@ -69,13 +69,15 @@ def detect(
     frozen: FrozenOption = False,
     picture: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", callback=drawable, help="Draw boxes and names into this picture; of several photographs the first."),
+        typer.Option(metavar="FILE", callback=drawable, help="Draw boxes and names of the first photograph into this picture."),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Write all into this folder, in COCO's form; a killed run goes on there."),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Write all results into this folder, in COCO's format. An interrupted run resumes."
+        ),
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="With --output: throw away what an earlier run finished.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="With --output: discard what an earlier run finished.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -258,11 +260,11 @@ def evaluate(
     called: Names = None,
     option: BuildOption = None,
     images: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The photographs of COCO's annotations; looked for if left out.")
+        Path | None, typer.Option(metavar="DIR", help="The photographs of COCO's annotations. Default: searched for.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Of a VOC folder: test, val …; every annotation if left out.")] = None,
+    split: Annotated[str | None, typer.Option(help="The split of a VOC folder: test, val …. Default: every annotation.")] = None,
     overlap: Overlap = None,
-    points: Annotated[int | None, typer.Option(help="11 for VOC 2007's measure; the area under the curve if left out.")] = None,
+    points: Annotated[int | None, typer.Option(help="11 for VOC 2007's measure. Default: the area under the curve.")] = None,
     every: Annotated[bool, typer.Option("--classes", help="Show the average precision of each class too.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 8,
     device: Annotated[str, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = "cpu",
@@ -270,7 +272,7 @@ def evaluate(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a detector: COCO's mean average precision, and of VOC's data VOC's."""
+    """Measure a detector: COCO's mean average precision, or VOC's on VOC data."""
     from zoo.detection import evaluate as measured
     from zoo.detection.truths import read_truths
     from zoo.embedding.progress import bar

@@ -415,10 +415,10 @@ def broken(findings: list[Finding]) -> bool:
 
 
 def doctor(
-    start_torch: Annotated[bool, typer.Option("--torch", help="Start PyTorch too, and say what it sees, which takes seconds.")] = False,
+    start_torch: Annotated[bool, typer.Option("--torch", help="Start PyTorch too, and show what it sees. This takes seconds.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at cache, disk, network, GPU and extras: what works, what does not, what to do; exit 1 if something needed is broken."""
+    """Examine cache, disk, network, GPU and extras, and say what to do. Exit with 1 if something necessary is broken."""
     findings = examine(start_torch)
     if as_json:
         print_json([asdict(one) for one in findings])

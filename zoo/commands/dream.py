@@ -33,7 +33,7 @@ from zoo.commands.console import device as device_option
 if TYPE_CHECKING:
     from zoo.networks.model import Model
 
-DREAMS = "The network, or a run's folder; if left out, the best ImageNet checkpoint that is on this machine."
+DREAMS = "The network, or a run's folder. Default: the best ImageNet checkpoint on this machine."
 MARK = ".dreaming"
 """In a folder of dreams while it is unfinished: which are finished, and by which settings."""
 
@@ -49,34 +49,34 @@ def dream(
     weights_of: WeightsOfOption = None,
     option: BuildOption = None,
     at: Annotated[
-        list[str] | None, typer.Option("--at", help="The layer, layer3 or stride/16; may be repeated. Chosen for the network if left out.")
+        list[str] | None, typer.Option("--at", help="The layer, layer3 or stride/16. Repeatable. Default: chosen for the network.")
     ] = None,
     octaves: Annotated[int | None, typer.Option(min=1, help="Sizes to dream at; 4, or as many as the picture has room for.")] = None,
     scale: Annotated[float | None, typer.Option(help="Ratio of one size to the next; 1.4.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps at each size; 10.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Mean change of a colour by a step, in levels of 0 to 255; 1.5.")] = None,
-    jitter: Annotated[int | None, typer.Option(min=0, help="Pixels by which a step shifts the picture at most; 32.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Mean change of a colour per step, in levels of 0 to 255; 1.5.")] = None,
+    jitter: Annotated[int | None, typer.Option(min=0, help="Pixels by which a step may shift the picture; 32.")] = None,
     guide: Annotated[Path | None, typer.Option(metavar="IMAGE", help="A picture whose content the dream is drawn to.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the shifts; the same seed gives the same bytes on a CPU.")] = 0,
-    like: Annotated[str, typer.Option(help="original, or deepdream.jl: as that package does it.")] = "original",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the shifts. The same seed gives the same bytes on a CPU.")] = 0,
+    like: Annotated[str, typer.Option(help="original, or deepdream.jl for that package's way.")] = "original",
     tile: Annotated[
         int | None, typer.Option(min=0, help="Side in pixels of the tiles that a large picture is cut into; 0 never cuts.")
     ] = None,
     video: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a film that zooms into dream after dream: .mp4, .gif, or a folder of frames.")
     ] = None,
-    frames: Annotated[int, typer.Option(min=1, help="Of the film.")] = 100,
+    frames: Annotated[int, typer.Option(min=1, help="Frames of the film.")] = 100,
     zoom: Annotated[float, typer.Option(help="Share of each side that a frame loses.")] = 0.05,
     fps: Annotated[float, typer.Option(help="Frames a second.")] = 15.0,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away what an interrupted run finished.")] = False,
+    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu. Default: cuda if available.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard what an interrupted run finished.")] = False,
     frozen: FrozenOption = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Change a picture into more of what a network sees in it, or dream a film.
 
-    An interrupted run resumes when the same command is given again.
+    An interrupted run resumes when you repeat the command.
     """
     from zoo.catalogue import model_class
     from zoo.commands.watching import watched_dream

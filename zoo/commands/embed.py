@@ -38,10 +38,10 @@ SHOWN = 5
 DTYPES = ("float32", "bfloat16", "float16")
 
 USUAL = "ResNet50"
-EMBEDS = "The network, or a run's folder; ResNet50, whose vectors suit pictures of all kinds."
+EMBEDS = "The network, or a run's folder."
 ModelOption = Annotated[str, typer.Option("--model", "-m", autocompletion=names, help=EMBEDS)]
 FileArgument = Annotated[Path, typer.Argument(metavar="EMBEDDINGS", help="What `zoo embed` wrote.")]
-AtOption = Annotated[str | None, typer.Option("--at", help="The tap; may be left out where there is one.")]
+AtOption = Annotated[str | None, typer.Option("--at", help="The tap, if there are several.")]
 
 
 def embed(
@@ -61,25 +61,23 @@ def embed(
     tag: WeightsOption = None,
     weights_of: WeightsOfOption = None,
     option: BuildOption = None,
-    at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16; may be repeated, each is a column.")] = None,
+    at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16. Repeatable: each is a column.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; what fast() takes on the device.")] = None,
-    fast: Annotated[
-        bool, typer.Option("--fast/--no-fast", help="Whether to run on kernels chosen for the network and this machine.")
-    ] = True,
-    decode: Annotated[str, typer.Option(help="cpu, or gpu: nvJPEG, faster, and pixels differ by a few levels.")] = "cpu",
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode; chosen if left out.")] = None,
-    dedupe: Annotated[bool, typer.Option("--dedupe", help="Leave out images whose bytes are those of an earlier one.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 where an image could not be used.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away what an earlier run finished, and replace the output.")] = False,
+    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu. Default: cuda if available.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: what fast() takes on the device.")] = None,
+    fast: Annotated[bool, typer.Option("--fast/--no-fast", help="Run on kernels chosen for the network and this machine.")] = True,
+    decode: Annotated[str, typer.Option(help="cpu, or gpu: nvJPEG, faster, but pixels differ by a few levels.")] = "cpu",
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode. Default: chosen.")] = None,
+    dedupe: Annotated[bool, typer.Option("--dedupe", help="Leave out images with the same bytes as an earlier one.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if an image could not be used.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard what an earlier run finished, and replace the output.")] = False,
     engine: Annotated[str, typer.Option(help="local, or ray: the same on a Ray cluster.")] = "local",
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the vectors of many images and write them, a row an image, in the images' order.
+    """Compute the vectors of many images, and write a row per image, in the images' order.
 
-    An interrupted run resumes when the same command is given again.
+    An interrupted run resumes when you repeat the command.
     """
     from zoo import embedding
     from zoo.catalogue import model_class
@@ -166,13 +164,14 @@ def search(
 def knn(
     embeddings: FileArgument,
     labels: Annotated[
-        str | None, typer.Option("--labels", metavar="FILE", help="Lines of key, tab or comma, label, or JSON; the file's own if left out.")
+        str | None,
+        typer.Option("--labels", metavar="FILE", help="Labels: key, tab or comma, label per line, or JSON. Default: the file's own."),
     ] = None,
-    test: Annotated[Path | None, typer.Option(metavar="EMBEDDINGS", help="Measure on these, and learn from all of the others.")] = None,
+    test: Annotated[Path | None, typer.Option(metavar="EMBEDDINGS", help="Test on these vectors, and learn from the others.")] = None,
     at: AtOption = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Neighbours that vote.")] = 20,
-    folds: Annotated[int, typer.Option(min=2, help="Of the linear classifier's cross-validation.")] = 10,
-    linear: Annotated[bool, typer.Option("--linear/--no-linear", help="Whether to fit the linear classifier too.")] = True,
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the linear classifier's cross-validation.")] = 10,
+    linear: Annotated[bool, typer.Option("--linear/--no-linear", help="Fit the linear classifier too.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Measure what vectors know of labels: accuracy of a k-NN and of a linear classifier."""

@@ -35,9 +35,9 @@ DRAWN = 20
 """Pictures on a sheet at most."""
 QUICK = 64
 """Steps of integrated gradients on a sheet of all methods."""
-EXPLAINS = "The network, or a run's folder; if left out, the best ImageNet checkpoint that is on this machine."
+EXPLAINS = "The network, or a run's folder. Default: the best ImageNet checkpoint on this machine."
 TARGET = (
-    "What is explained: a class by name, WordNet id or number, or what stands above classes, 'dog'; 'cat - dog' for a difference. May be "
+    "The class to explain, by name, WordNet id or number; a group, 'dog'; or a difference, 'cat - dog'. May be "
     "repeated. If left out, the most probable class."
 )
 
@@ -45,7 +45,7 @@ TARGET = (
 def explain(
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures; or folders, .tar shards, .parquet files, lists of these."),
+        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures, folders, .tar shards, .parquet files, or lists of these."),
     ],
     model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=EXPLAINS)] = None,
     tag: WeightsOption = None,
@@ -53,12 +53,12 @@ def explain(
     option: BuildOption = None,
     method: Annotated[
         str | None,
-        typer.Option(help="gradcam, hirescam, integrated-gradients, occlusion, lrp, …; a wrong name lists all. Grad-CAM by default."),
+        typer.Option(help="gradcam, hirescam, integrated-gradients, occlusion, lrp, …. A wrong name lists all. Default: gradcam."),
     ] = None,
     target: Annotated[list[str] | None, typer.Option(help=TARGET)] = None,
-    at: Annotated[str | None, typer.Option(help="The layer of the map, layer3; the last map if left out.")] = None,
-    top: Annotated[int | None, typer.Option(min=1, help="Explain so many classes, the most probable first.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All methods that this network has, but those of hundreds of passes.")] = False,
+    at: Annotated[str | None, typer.Option(help="The layer of the map, layer3. Default: the last map.")] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="Explain so many of the most probable classes.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="All methods for this network, except those of hundreds of passes.")] = False,
     measured: Annotated[
         bool, typer.Option("--measure", help="Measure the method on these pictures: deletion, insertion, shuffled weights.")
     ] = False,
@@ -67,7 +67,7 @@ def explain(
     frozen: FrozenOption = False,
     picture: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", callback=png, help=f"Draw the pictures, {DRAWN} at most, with their maps into this PNG."),
+        typer.Option(metavar="FILE", callback=png, help=f"Draw up to {DRAWN} pictures with their maps into this PNG."),
     ] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,

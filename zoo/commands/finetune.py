@@ -47,51 +47,47 @@ def finetune(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", autocompletion=names, help="The network; MobileNetV2, small enough to learn without a GPU."),
+        typer.Option("--model", "-m", autocompletion=names, help="The network; MobileNetV2, small enough to train without a GPU."),
     ] = None,
     folder: Annotated[Path | None, typer.Option("--out", "-o", help="The run's folder; runs/finetune.")] = None,
     tag: WeightsOption = None,
-    scratch: Annotated[bool, typer.Option("--from-scratch", help="Fresh weights.")] = False,
-    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Go on with this run; a few settings may change: --lr.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away the run that is in the folder.")] = False,
-    find_lr: Annotated[bool, typer.Option("--find-lr", help="Only look for a learning rate, and draw it as PNG.")] = False,
+    scratch: Annotated[bool, typer.Option("--from-scratch", help="Start from random weights.")] = False,
+    resume: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Resume this run. A few settings may change, such as --lr.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard the run in the folder.")] = False,
+    find_lr: Annotated[bool, typer.Option("--find-lr", help="Only suggest a learning rate, and draw its curve as PNG.")] = False,
     val: Annotated[
         str | None,
-        typer.Option(autocompletion=files, help="Images to measure on; a share of DATA if left out and DATA has no val folder."),
+        typer.Option(autocompletion=files, help="Validation images. Default: DATA's val folder, or else a share of DATA."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; 10.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
-    head_epochs: Annotated[int | None, typer.Option(help="Of those, epochs in which only the new head learns.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images of a step, over all processes; 64.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Compute a step in so many parts, to need less memory.")] = None,
+    head_epochs: Annotated[int | None, typer.Option(help="Epochs, of those, in which only the new head learns.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes; 64.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Compute a step in so many parts, to save memory.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adamw.")] = None,
     lr: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Of weights; biases and norms have none.")] = None,
-    layer_decay: Annotated[float | None, typer.Option(help="Factor of the rate from a layer to the one before it.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay; biases and norms have none.")] = None,
+    layer_decay: Annotated[float | None, typer.Option(help="Factor of the learning rate from a layer to the one before it.")] = None,
     label_smoothing: Annotated[float | None, typer.Option(help="Share of a target for all other classes.")] = None,
-    randaugment: Annotated[int | None, typer.Option(help="Random changes of colour and shape, of this strength, 1..30.")] = None,
-    mixup: Annotated[
-        float | None, typer.Option(help="Blend pairs of images; alpha of the Beta distribution that draws the share, 0.2.")
-    ] = None,
-    cutmix: Annotated[
-        float | None, typer.Option(help="Paste a part of one image into another; alpha of the Beta distribution that draws its area, 1.0.")
-    ] = None,
-    ema: Annotated[float | None, typer.Option(help="Decay of the mean of the weights, 0.999.")] = None,
-    balance: Annotated[bool | None, typer.Option("--balance", help="Rare classes count more.")] = None,
-    freeze_norm: Annotated[bool | None, typer.Option("--freeze-norm", help="BatchNorm keeps its statistics.")] = None,
+    randaugment: Annotated[int | None, typer.Option(help="RandAugment's magnitude, 1..30.")] = None,
+    mixup: Annotated[float | None, typer.Option(help="mixup: alpha of its Beta distribution, 0.2.")] = None,
+    cutmix: Annotated[float | None, typer.Option(help="CutMix: alpha of its Beta distribution, 1.0.")] = None,
+    ema: Annotated[float | None, typer.Option(help="Decay of the running mean of the weights, 0.999.")] = None,
+    balance: Annotated[bool | None, typer.Option("--balance", help="Weight rare classes more.")] = None,
+    freeze_norm: Annotated[bool | None, typer.Option("--freeze-norm", help="Keep BatchNorm's statistics.")] = None,
     clip: Annotated[float | None, typer.Option(help="Greatest norm of the gradient.")] = None,
-    patience: Annotated[int | None, typer.Option(help="Evaluations without a better one that end the run.")] = None,
+    patience: Annotated[int | None, typer.Option(help="Stop after so many evaluations without improvement.")] = None,
     size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
     device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, by autocast, or float32; bfloat16 on a GPU.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that decode.")] = None,
     fast: Annotated[
-        bool | None, typer.Option("--fast/--no-fast", help="Steps on the zoo's kernels; on a GPU, where there are enough of them.")
+        bool | None, typer.Option("--fast/--no-fast", help="Train on the zoo's kernels. Default: on a GPU, for enough steps.")
     ] = None,
     fsdp: Annotated[bool | None, typer.Option("--fsdp", help="Divide the network among the processes of torchrun.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Number from which everything random is drawn.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     more: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, warmup=0.1; may be repeated.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting, warmup=0.1. Repeatable.")
     ] = None,
     option: BuildOption = None,
     quiet: QuietOption = False,
@@ -99,7 +95,7 @@ def finetune(
 ) -> None:
     """Teach a network the classes of your images; `torchrun --nproc-per-node 4 -m zoo finetune …` uses several GPUs.
 
-    The run's folder is then a source: `zoo predict PHOTO --model FOLDER`, trained(MobileNetV2, "FOLDER").
+    Use the run's folder like a checkpoint: `zoo predict PHOTO --model FOLDER`, trained(MobileNetV2, "FOLDER").
     """
     from zoo.commands.watching import watched_steps
     from zoo.finetuning import Settings, Stopped, find_rate

@@ -29,31 +29,30 @@ def lock(
         typer.Argument(
             metavar="NAME",
             autocompletion=completed_names,
-            help="What the project uses: ResNet50, ResNet50:imagenet1k_v2, hf://org/repo, https://…; if left out, what the lock has. "
-            "Or: diff OTHER [LOCK].",
+            help="ResNet50, ResNet50:imagenet1k_v2, hf://org/repo, https://…. Default: every entry. Or: diff OTHER [LOCK].",
         ),
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Compare all locks, or these names in them, with records and cache, offline; exit 1 if they differ."),
+        typer.Option("--check", help="Compare locks, or these names in them, with records and cache, offline. Exit 1 if they differ."),
     ] = False,
-    diff: Annotated[Path | None, typer.Option(metavar="OTHER", help="Show what another lock says differently; exit 1 if it does.")] = None,
+    diff: Annotated[Path | None, typer.Option(metavar="OTHER", help="Show differences to another lock. Exit 1 if there are any.")] = None,
     renewed: Annotated[bool, typer.Option("--update", help="Pin what the sources serve today instead of what was pinned.")] = False,
     ask_hub: Annotated[
-        bool, typer.Option("--ask-hub", help="Pin what the Hub announces of these names, or of all on it, without downloading a file.")
+        bool, typer.Option("--ask-hub", help="Pin what the Hub announces for these names, or all, without downloading.")
     ] = False,
     contribute: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write what this machine has seen and the registry lacks, for its keepers. --by WHO."),
+        typer.Option(metavar="FILE", help="Write hashes that this machine has seen and the registry lacks. Needs --by."),
     ] = None,
-    by: Annotated[str, typer.Option(metavar="WHO", help="Who saw it, for --contribute: a name or an address.")] = "",
+    by: Annotated[str, typer.Option(metavar="WHO", help="Who contributes, for --contribute: a name or an address.")] = "",
     remove: Annotated[bool, typer.Option("--remove", help="Take these names out of the lock.")] = False,
-    file: Annotated[Path | None, typer.Option(help="The lock; the nearest weights.lock upwards, else ./weights.lock.")] = None,
+    file: Annotated[Path | None, typer.Option(help="The lock. Default: the nearest weights.lock upwards, or else ./weights.lock.")] = None,
     shipped: Annotated[Path | None, typer.Option(hidden=True, help="Write the lock that ships into this folder.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write down which bytes the project's weights are, in ./weights.lock, or compare: --check [NAME...], diff OTHER."""
+    """Pin the exact weights that your project uses in ./weights.lock, or compare: --check [NAME...], diff OTHER."""
     names = names or []
     command, others = (names[0], names[1:]) if names[:1] == ["diff"] else ("", names)
     given = {"--check": check, "--diff": diff is not None, "diff": bool(command), "--update": renewed, "--remove": remove}

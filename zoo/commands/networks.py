@@ -36,25 +36,25 @@ WIDE = 110
 def list_models(
     pattern: Annotated[
         str | None,
-        typer.Argument(metavar="PATTERN", autocompletion=names, help="Part of a name, resnet; or a pattern, '*resnet*_v2'; in any case."),
+        typer.Argument(metavar="PATTERN", autocompletion=names, help="Part of a name, resnet, or a pattern, '*resnet*_v2', in any case."),
     ] = None,
     family: Annotated[str | None, typer.Option(help="Only this family: VGG, ResNet, MobileNetV2 …")] = None,
     min_top1: Annotated[float | None, typer.Option(help="Only checkpoints with at least this top-1 accuracy in percent.")] = None,
     max_params: Annotated[str | None, typer.Option(help="Only networks with at most this many parameters: 10M, 500k, 25557032.")] = None,
-    max_gmacs: Annotated[float | None, typer.Option(help="Only networks with at most so many 10⁹ multiply-adds an image.")] = None,
+    max_gmacs: Annotated[float | None, typer.Option(help="Only networks with at most so many 10⁹ multiply-adds per image.")] = None,
     licence: Annotated[
         str | None,
         typer.Option("--licence", "--license", help='Only checkpoints of this licence: "MIT", "unstated" …; "permissive": every use.'),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Only accuracies on these images: ImageNet, CIFAR-10 …")] = None,
     sort: Annotated[
-        Sort | None, typer.Option(help="The most accurate, or the smallest, first; speed: the fastest on a CPU. By family if left out.")
+        Sort | None, typer.Option(help="Order: accuracy puts the best first, the others the smallest or fastest. Default: by family.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Only networks for this task: classification, detection …; all if left out.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only networks for this task: classification, detection ….")] = None,
     checkpoints: Annotated[bool, typer.Option("--checkpoints", "-c", help="A line for every checkpoint, not only the default.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the networks and their default checkpoints; those for other tasks behind the classifiers."""
+    """List the networks and their default checkpoints, classifiers first."""
     filtered = family is not None or min_top1 is not None or max_params is not None or max_gmacs is not None
     filtered = filtered or licence is not None or data is not None or sort is not None
     known = list(dict.fromkeys(one.task for one in of_all_tasks().values()))
@@ -206,10 +206,10 @@ def _table(found: list[Entry], wide: bool) -> Table:
 
 def info(
     model: ModelArgument,
-    full: Annotated[bool, typer.Option("--full", help="All that is known of every checkpoint: sources, hashes, preprocessing …")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show sources, hashes and preprocessing of every checkpoint.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a network and its checkpoints on one screen; --full, or NAME:TAG, shows all that is known of them, or of that one."""
+    """Show a network and its checkpoints. --full shows everything, and NAME:TAG everything about one checkpoint."""
     name, tag = named(model)
     known = of_all_tasks()[name]
     rows = weights.checkpoints(name) if tag is None else (find_record(name, tag),)

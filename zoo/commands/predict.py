@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 DRAWN = 60
 """Pictures on a contact sheet at most."""
-PREDICTS = "The network, or a run's folder; if left out, the best ImageNet checkpoint that is on this machine."
+PREDICTS = "The network, or a run's folder. Default: the best ImageNet checkpoint on this machine."
 
 
 def predict(
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures; or folders, .tar shards, .parquet files, lists of these."),
+        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures, folders, .tar shards, .parquet files, or lists of these."),
     ],
     model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=PREDICTS)] = None,
     tag: WeightsOption = None,
@@ -56,7 +56,7 @@ def predict(
     frozen: FrozenOption = False,
     picture: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", callback=png, help=f"Draw the pictures, {DRAWN} at most, with their labels into this PNG."),
+        typer.Option(metavar="FILE", callback=png, help=f"Draw up to {DRAWN} pictures with their labels into this PNG."),
     ] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -134,7 +134,7 @@ def demo(
     files: Annotated[list[Path] | None, typer.Argument(metavar="IMAGE", help="Pictures of your own, besides the bundled ones.")] = None,
     picture: Annotated[Path, typer.Option(metavar="FILE", callback=png, help="Draw the contact sheet into this PNG.")] = Path("demo.png"),
 ) -> None:
-    """Classify photographs offline, by the best ImageNet checkpoint that is on this machine, and draw a contact sheet."""
+    """Classify photographs offline, by the best ImageNet checkpoint on this machine, and draw a contact sheet."""
     from zoo.bench import load
     from zoo.catalogue import CATALOGUE
     from zoo.commands.demo import pictures

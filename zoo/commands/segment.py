@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from zoo.segmentation import Segmentation
 
 USUAL = "DeepLabV3_ResNet50"
-SEGMENTS = f"The segmenter, or NAME:TAG; zoo list --task segmentation shows them. {USUAL} if left out."
+SEGMENTS = f"The segmenter, or NAME:TAG; zoo list --task segmentation shows them. Default: {USUAL}."
 
 
 def segment(
     images: Annotated[
         list[str],
-        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures; or folders, .tar shards, .parquet files, lists of these."),
+        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures, folders, .tar shards, .parquet files, or lists of these."),
     ],
     model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help=SEGMENTS)] = USUAL,
     tag: WeightsOption = None,
@@ -43,9 +43,7 @@ def segment(
     frozen: FrozenOption = False,
     picture: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", callback=png, help="Draw the classes and their legend over the photograph, of several the first, into this PNG."
-        ),
+        typer.Option(metavar="FILE", callback=png, help="Draw the classes of the first photograph, with a legend, into this PNG."),
     ] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,

@@ -30,11 +30,11 @@ def bundle(
     ] = None,
     output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", callback=writable, help="The file to write.")] = Path("zoo.tar"),
     replace: Annotated[bool, typer.Option("--replace", help="Replace FILE if it is there.")] = False,
-    listed: Annotated[Path | None, typer.Option("--list", metavar="FILE", help="Show what is in a bundle, and write none.")] = None,
+    listed: Annotated[Path | None, typer.Option("--list", metavar="FILE", help="Show a bundle's content, and write none.")] = None,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write checkpoints into one file for a machine without a network: weights, labels, records, licences, golden outputs."""
+    """Write checkpoints with labels, records, licences and golden outputs into one file for a machine without a network."""
     if listed is not None:
         if models:
             raise typer.BadParameter(f"it shows what '{listed}' holds; leave out {', '.join(models)}", param_hint="--list")
@@ -76,7 +76,7 @@ def unbundle(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Install a bundle: every byte proven, everything or nothing."""
+    """Install a bundle, everything or nothing, after every byte is checked."""
     from zoo.sharing import bundles as sharing
 
     sha256 = _signed(file, signature, key)
@@ -110,22 +110,19 @@ def _signed(file: Path, signature: Path | None, key: Path | None) -> str | None:
 
 
 def mirror(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The mirror's folder; with --serve also the word cache.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The mirror's folder. With --serve also the word cache.")],
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL", autocompletion=names, help="Networks to add; none only verifies.")
+        list[str] | None,
+        typer.Argument(metavar="MODEL", autocompletion=names, help="Networks to add. Without any, the mirror is verified."),
     ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve the folder, or the cache, until Ctrl-C.")] = False,
-    host: Annotated[
-        str, typer.Option(help="With --serve: this machine's address in the network; 127.0.0.1 is this machine only.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="With --serve: the address to serve on; 127.0.0.1 is this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0 takes a free one.")] = 8642,
-    forget: Annotated[
-        bool, typer.Option("--forget", help="Give up what was found damaged or missing before, and delete what was moved aside.")
-    ] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Forget missing files, and delete damaged ones that were moved aside.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write or verify a mirror: files that any web server or bucket can hold; or serve one in the local network."""
+    """Write or verify a mirror, a folder for any web server or bucket; or serve one in the local network."""
     if serve:
         if models:
             raise typer.BadParameter("write the mirror first, then serve it: --serve takes no networks", param_hint="--serve")
@@ -208,10 +205,12 @@ def _tell_of_prefixes(files: Mapping[str, Served]) -> None:
 
 def sign(
     what: Annotated[Path, typer.Argument(metavar="FILE", help="A bundle, any other file, or a folder with everything in it.")],
-    key: Annotated[Path, typer.Option(metavar="KEY.pem", help="Your private key: elliptic curve, P-256 for example.")],
-    output: Annotated[Path | None, typer.Option("--out", "-o", metavar="SIG", callback=writable, help="FILE.sig if left out.")] = None,
+    key: Annotated[Path, typer.Option(metavar="KEY.pem", help="Your private elliptic-curve key, P-256 for example.")],
+    output: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="SIG", callback=writable, help="The signature. Default: FILE.sig.")
+    ] = None,
     password: Annotated[
-        str | None, typer.Option(envvar="ZOO_KEY_PASSWORD", help="Of an encrypted key; better in ZOO_KEY_PASSWORD.")
+        str | None, typer.Option(envvar="ZOO_KEY_PASSWORD", help="Password of an encrypted key; better in ZOO_KEY_PASSWORD.")
     ] = None,
 ) -> None:
     """Sign a bundle, a file or a folder with your key, by OpenSSF model-signing, offline."""
@@ -240,7 +239,7 @@ def sbom(
         "sbom.json"
     ),
     replace: Annotated[bool, typer.Option("--replace", help="Replace FILE if it is there.")] = False,
-    lock: Annotated[Path | None, typer.Option(metavar="FILE", help="The lock; the nearest weights.lock upwards if left out.")] = None,
+    lock: Annotated[Path | None, typer.Option(metavar="FILE", help="The lock. Default: the nearest weights.lock upwards.")] = None,
 ) -> None:
     """Write the bill of materials of what a lock uses: hashes, licences, origins, as CycloneDX 1.6."""
     import sys

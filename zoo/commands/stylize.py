@@ -36,22 +36,18 @@ def stylize(
     ] = USUAL,
     path: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="The painting, or a folder for several; NAME-STYLE.png in this folder if left out."
-        ),
+        typer.Option("--out", "-o", metavar="FILE", help="The painting, or a folder for several. Default: NAME-STYLE.png in this folder."),
     ] = None,
     strength: Annotated[float, typer.Option(min=0.0, max=1.0, help="The painting's share; the rest is the photograph.")] = 1.0,
-    keep_colour: Annotated[bool, typer.Option("--keep-colour", help="Keep the photograph's colours, and take the strokes alone.")] = False,
+    keep_colour: Annotated[bool, typer.Option("--keep-colour", help="Keep the photograph's colours, and use only the strokes.")] = False,
     side: Annotated[
-        int | None, typer.Option(min=16, help="Longer side in pixels at which to paint; the smaller, the broader the strokes.")
+        int | None, typer.Option(min=16, help="Longer side in pixels at which to paint. Smaller gives broader strokes.")
     ] = None,
-    strip: Annotated[int | None, typer.Option(min=0, help="Rows painted at a time, to need less memory; chosen if left out.")] = None,
-    flow: Annotated[bool, typer.Option("--flow", help="Of films: hold strokes to what they lie on, by optical flow.")] = False,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1; cuda where there is one.")] = None,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Find the quickest way of running the network first, for many pictures of one size.")
-    ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Put new paintings in the place of old ones.")] = False,
+    strip: Annotated[int | None, typer.Option(min=0, help="Rows painted at a time, to save memory. Default: chosen.")] = None,
+    flow: Annotated[bool, typer.Option("--flow", help="For films: keep strokes on moving objects, by optical flow.")] = False,
+    device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1. Default: cuda if available.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="Tune the network first, for many pictures of one size.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace existing paintings.")] = False,
     list_styles: Annotated[
         bool, typer.Option("--list", help="List the styles that have a name, and stop.", is_eager=True, callback=lambda asked: _list(asked))
     ] = False,
@@ -60,7 +56,7 @@ def stylize(
 ) -> None:
     """Repaint photographs and films in a style.
 
-    An interrupted command goes on when it is given again: paintings that are there are left alone.
+    An interrupted run resumes when you repeat the command: finished paintings are kept.
     """
     from zoo.commands.pictures import pictures
     from zoo.commands.watching import watched_images
@@ -163,31 +159,31 @@ def train_style(
     loss_network: Annotated[
         str, typer.Option(help="What measures style: EfficientNetLite0, SqueezeNet1_0, VGG16 or VGG19.")
     ] = "EfficientNetLite0",
-    loss_weights: Annotated[str | None, typer.Option(metavar="WEIGHTS", help="Of the loss network: a tag, URL or file.")] = None,
+    loss_weights: Annotated[str | None, typer.Option(metavar="WEIGHTS", help="Weights of the loss network: a tag, URL or file.")] = None,
     network: Annotated[str | None, typer.Option(help="Johnson, Engstrom or MobileStyle; Johnson.")] = None,
-    channels: Annotated[int | None, typer.Option(help="Of Johnson's first map; 32, or 16 or 8 for smaller and faster ones.")] = None,
+    channels: Annotated[int | None, typer.Option(help="Channels of Johnson's first map; 32. 16 or 8 is smaller and faster.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps; 4000.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Photographs of a step; 8.")] = None,
     size: Annotated[int | None, typer.Option(help="Their side in pixels; 256.")] = None,
     lr: Annotated[float | None, typer.Option(help="The highest learning rate; 0.001.")] = None,
-    style_weight: Annotated[float | None, typer.Option(help="Raise it where paintings look too much like photographs; 10.")] = None,
-    content_weight: Annotated[float | None, typer.Option(help="Raise it where one can't see what they show; 1.")] = None,
-    variation_weight: Annotated[float | None, typer.Option(help="Raise it where they are noisy; 0.02.")] = None,
+    style_weight: Annotated[float | None, typer.Option(help="Raise it if paintings look too much like photographs; 10.")] = None,
+    content_weight: Annotated[float | None, typer.Option(help="Raise it if the content is hard to recognise; 1.")] = None,
+    variation_weight: Annotated[float | None, typer.Option(help="Raise it if paintings are noisy; 0.02.")] = None,
     style_side: Annotated[int | None, typer.Option(help="Longer side of the style picture; smaller for finer strokes; 384.")] = None,
     sheet_every: Annotated[int | None, typer.Option(help="Steps between two sheets of paintings; 500.")] = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between two saved states; 500.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Number from which everything random is drawn.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, by autocast, or float32; bfloat16 on a GPU.")] = None,
-    compile: Annotated[bool | None, typer.Option("--compile", help="Let torch.compile make the steps faster.")] = None,
+    compile: Annotated[bool | None, typer.Option("--compile", help="Speed up steps with torch.compile.")] = None,
     device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = None,
-    license: Annotated[str, typer.Option("--licence", help="What the style's record says of its licence.")] = "unstated",
-    restart: Annotated[bool, typer.Option("--restart", help="Throw away the training that is in the folder.")] = False,
+    license: Annotated[str, typer.Option("--licence", help="The style's licence.")] = "unstated",
+    restart: Annotated[bool, typer.Option("--restart", help="Discard the training in the folder.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Learn a style from one picture; the folder is then a style: `zoo stylize PHOTO --style DIR`.
 
-    An interrupted training goes on when the same command is given again.
+    An interrupted training resumes when you repeat the command.
     """
     from zoo.stylizing import StyleSettings
     from zoo.stylizing import train_style as train
