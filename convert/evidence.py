@@ -1,7 +1,7 @@
 """Which of several networks made of one file is the right one, where the file doesn't say: reference outputs, labels, or photographs.
 
-The candidates differ in what no shape shows: whether the kernels are flipped, whether their first axis is the height. docs/notes/converting.md
-says how the thresholds came about.
+The candidates differ in what no shape shows: whether the kernels are flipped, whether their first axis is the height.
+docs/notes/converting.md says how the thresholds came about.
 """
 
 from __future__ import annotations

@@ -11,9 +11,26 @@ import prose
 import pytest
 from documents import DOCS, PAGES, ROOT
 
-UNWRITTEN = """
-    CHANGELOG.md CONTRIBUTING.md README.md adding.md benchmarks-h100.md benchmarks.md confined.md design.md explain.md faults.md gpu.md
-    index.md kernels.md models.md proven.md resnet20-cifar10.md tour.md training.md""".split()
+UNWRITTEN = [
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "adding.md",
+    "benchmarks-h100.md",
+    "benchmarks.md",
+    "confined.md",
+    "design.md",
+    "explain.md",
+    "faults.md",
+    "gpu.md",
+    "index.md",
+    "kernels.md",
+    "models.md",
+    "proven.md",
+    "resnet20-cifar10.md",
+    "tour.md",
+    "training.md",
+]
 """Pages that are not yet written so; each has to fail until it leaves this list."""
 SPEED = re.compile(r"\b\d[\d.,]* ?(?:ms|µs|us|images/s|MiB/s|GB/s|TB/s|TFLOPS?)\b")
 MADE = re.compile(r"<!-- (\w+): written by docs/generate.py -->.*?<!-- end of \1 -->", re.DOTALL)
