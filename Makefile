@@ -21,23 +21,23 @@ demo: $(BIN)/.installed
 test: $(BIN)/.installed
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# Faults by the thousand, with a report in docs/faults.md; interrupted, each goes on where it stopped.
+# Faults by the thousand, with a report in docs/notes/faults.md; interrupted, each goes on where it stopped.
 faults: faults-files faults-network faults-documents faults-long
 
 faults-network: $(BIN)/.installed
-	PYTHONPATH=. $(BIN)/python tests/network_faults.py --count 1000 --docs docs/faults.md
+	PYTHONPATH=. $(BIN)/python tests/network_faults.py --count 1000 --docs docs/notes/faults.md
 
 # Twenty thousand mutants of each document that is written and read again, about twenty minutes on one core.
 faults-documents: $(BIN)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python tests/document_faults.py --count 20000 --docs docs/faults.md
+	OMP_NUM_THREADS=1 $(BIN)/python tests/document_faults.py --count 20000 --docs docs/notes/faults.md
 
 # Twenty thousand damaged files a reader, about half an hour on one core.
 faults-files: $(BIN)/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python tests/convert/faults_files.py --report docs/faults.md
+	OMP_NUM_THREADS=1 $(BIN)/python tests/convert/faults_files.py --report docs/notes/faults.md
 
 # Fifty processes on one cache, a hundred kills, a thousand rounds of gc and of round trips, and disks that need to be mounted: half an hour.
 faults-long: $(BIN)/.installed
-	$(BIN)/python tests/long_runs.py --docs docs/faults.md
+	$(BIN)/python tests/long_runs.py --docs docs/notes/faults.md
 
 lint: $(BIN)/.installed
 	$(BIN)/ruff check .

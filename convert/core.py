@@ -2,6 +2,13 @@
 
 A row names a module on both sides and its kind; the kind knows the module's tensors and how each is stored. Nothing here
 knows a file format or a framework: a tensor is anything with ``.shape`` and ``.reshape``.
+
+Example:
+    >>> import numpy as np
+    >>> rows = [core.Row("block1_conv1", "features.0", "conv")]
+    >>> tensors, _ = core.apply(rows, {"block1_conv1.weight": np.ones((8, 3, 3, 3))}, {"features.0.weight": (8, 3, 3, 3)})
+    >>> list(tensors)
+    ['features.0.weight']
 """
 
 from __future__ import annotations

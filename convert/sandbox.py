@@ -112,6 +112,11 @@ def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolat
         ReaderUnavailable: this machine started no reader; the file was not looked at.
         CallRefused: the reader was refused a system call; the message names it.
         ConvertError: whatever `convert.formats.read` raises.
+
+    Example:
+        >>> with read(Path("vgg19.h5")) as source:  # doctest: +SKIP
+        ...     print(source.format, len(source.tensors))
+        keras 38
     """
     path = Path(path)
     name = formats.sniff(path) if format == "auto" else format

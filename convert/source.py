@@ -187,6 +187,11 @@ class Source:
         layout: for a positional file, how a tensor of a kind is stored: (kind, leaf, shape) to steps; and the order of leaves.
         close: lets go of the file; tensors can't be read after it.
         reader: of a file that a process of its own reads, what the kernel keeps that process from; "" of one that is read here.
+
+    Example:
+        >>> with read(Path("vgg19.h5")) as source:  # doctest: +SKIP
+        ...     print(source.framework, source.tensors["block1_conv1.weight"].shape)
+        Keras 2.4.0, tensorflow backend (64, 3, 3, 3)
     """
 
     path: Path

@@ -45,6 +45,11 @@ def flip(kernel: Any, layout: str = "OIHW") -> Any:
 
     Raises:
         ValueError: the layout has another number of letters than the kernel has axes.
+
+    Example:
+        >>> import numpy as np
+        >>> flip(np.arange(4.0).reshape(1, 1, 2, 2))[0, 0].tolist()
+        [[3.0, 2.0], [1.0, 0.0]]
     """
     if len(layout) != len(kernel.shape):
         raise ValueError(f"layout {layout!r} names {len(layout)} axes, the kernel has {len(kernel.shape)}: {tuple(kernel.shape)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -42,7 +42,7 @@ CONTENTS = {
         "adding",
     ],
     "Coming from": ["from-torchvision", "from-timm", "from-keras", "from-transformers", "from-metalhead", "from-torch-jl"],
-    "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
+    "Tables": ["models", "formats", "api", "cli", "benchmarks"],
     "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10"],
 }
 """The pages under the headings of the navigation. A page that is missing here is a warning, and so an error; notes are left out of it."""
@@ -59,7 +59,14 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
             source[0] += "\n".join(["", "", "```{toctree}", ":hidden:", f":caption: {heading}", "", *pages, "```", ""])
 
 
+def widen(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:
+    """Give pages room for tables and for code with comments in a column."""
+    del app, page, template, tree
+    context["metatags"] = f"{context.get('metatags', '')}<style>.main .content {{ width: 58em; max-width: 100%; }}</style>"
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Hook in."""
     app.connect("source-read", add_contents)
+    app.connect("html-page-context", widen)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,6 @@
 """Damaged documents: every file that this program writes and reads again, changed as a stranger or a bad disk might, one change a seed.
 
-    python tests/document_faults.py --count 20000 --docs docs/faults.md    # make faults-documents
+    python tests/document_faults.py --count 20000 --docs docs/notes/faults.md    # make faults-documents
 
 A mutant is made of a good file by one to three changes that know what it is made of: values of other types, numbers too long, deep nests,
 keys that are gone, doubled or strange, texts with terminal escapes; then bytes that are flipped, cut, inserted. Of a safetensors file its

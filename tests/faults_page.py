@@ -1,10 +1,10 @@
-"""docs/faults.md: each campaign writes a section of its own, and leaves the others' alone."""
+"""docs/notes/faults.md: each campaign writes a section of its own, and leaves the others' alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-HEAD = "# Injected faults\n\nWhat was broken on purpose, and what came of it."
+HEAD = "# Injected faults: the report\n\nWhat was broken on purpose, and what came of it."
 
 
 def write_section(page: Path, name: str, text: str) -> None:

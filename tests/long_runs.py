@@ -1,6 +1,6 @@
 """`make faults-long`: what is repeated for minutes and not in every test run, and what needs mounts, one after the other, with a report.
 
-    python tests/long_runs.py [--docs docs/faults.md] [--only kills]
+    python tests/long_runs.py [--docs docs/notes/faults.md] [--only kills]
 
 Each run is a test of the suite, with the number of rounds that is asked of it; what it counts stands in the report. Where a machine lets
 nobody mount, the report says so, and the exit code is 3: nothing was proven of mounts there.

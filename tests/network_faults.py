@@ -1,6 +1,6 @@
 """Random faults of networks, servers, mirrors and files, one injection a seed, and what must be true after each.
 
-    python tests/network_faults.py --count 1000 --docs docs/faults.md    # make faults-network; interrupted, it goes on where it stopped
+    python tests/network_faults.py --count 1000 --docs docs/notes/faults.md    # make faults-network; it resumes
 
 Each injection draws a source (Hub, https, mirror, file), what is known of its bytes, how the cache is (cold, with a dead process's part,
 warm, warm and damaged) and one to three faults at random positions with 1, 2, 3 or 9 repeats. After it the invariants hold:
@@ -403,7 +403,7 @@ def many(seeds: list[int], base: int) -> list[Outcome]:
 
 
 def summary(outcomes: list[Outcome], base: int, seconds: float) -> str:
-    """Write the section of docs/faults.md."""
+    """Write the section of docs/notes/faults.md."""
     count = len(outcomes)
     found = Counter(name for outcome in outcomes for name in {line.partition(":")[0] for line in outcome.violations})
     results = Counter(outcome.result for outcome in outcomes)

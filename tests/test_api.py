@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import doctest
 import importlib
+import inspect
+import io
 import json
 import pydoc
 import re
@@ -15,8 +19,10 @@ from types import ModuleType
 
 import documents
 import pytest
+import torch
 from documents import DOCS, PAGES
 
+import weights
 import zoo
 from zoo.variants import of_all_tasks
 
@@ -65,6 +71,70 @@ def test_every_exported_name_stands_on_the_page_that_explains_it(package: str, a
     explained = api.pages_of(package)
     assert set(explained) == set(api.exported(importlib.import_module(package)))
     assert [name for name, page in explained.items() if not says(page, name)] == []
+
+
+# Docstrings.
+
+NEVER_RAISE = {"plain", "recognise", "verify"}
+"""Functions that refuse nothing that they are given."""
+NETWORKS = ("ResNet18", "ResNet20", "ResNet50", "MobileNetV2", "YOLOv3Tiny", "FCN_ResNet50", "VGG19")
+"""Those that stand in examples."""
+SHAPE = re.compile(r"\((?:[A-Z]|\d|height|h\b)[\w', ]*,?[\w', ]*\)")
+public = pytest.mark.parametrize("package", ["zoo", "weights", "convert"])
+
+
+def public_names(package: str, api: ModuleType) -> dict[str, tuple[object, str]]:
+    """What a package exports but constants, by name, with its docstring."""
+    module = importlib.import_module(package)
+    found = {name: getattr(module, name) for name in api.exported(module) if name not in api.DATA}
+    return {name: (value, inspect.getdoc(value) or "") for name, value in found.items()}
+
+
+def is_error(value: object) -> bool:
+    """Errors share one example, their base's; each message says what to do."""
+    return isinstance(value, type) and issubclass(value, Exception) and value is not weights.WeightsError
+
+
+@public
+def test_every_public_name_has_an_example_that_runs(package: str, api: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that needs photographs, a download or a GPU is marked as skipped, and compiled."""
+    monkeypatch.chdir(tmp_path)
+    parser, lacking, wrong = doctest.DocTestParser(), [], io.StringIO()
+    found = public_names(package, api)
+    known = {"torch": torch, "Path": Path, **{name: getattr(zoo, name) for name in NETWORKS}, "find": weights.find}
+    names = known | {name: value for other in ("zoo", package) for name, (value, _) in public_names(other, api).items()}
+    for name, (value, words) in found.items():
+        if is_error(value):
+            continue
+        test = parser.get_doctest(words, dict(names), f"{package}.{name}", None, None)
+        lacking += [] if test.examples else [name]
+        for example in test.examples:
+            compile(example.source, test.name, "exec")
+        with contextlib.redirect_stdout(io.StringIO()):
+            doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(test, out=wrong.write)
+    assert lacking == []
+    assert wrong.getvalue() == ""
+
+
+@public
+def test_every_public_function_says_what_it_takes_and_what_it_raises(package: str, api: ModuleType) -> None:
+    functions = {name: (value, words) for name, (value, words) in public_names(package, api).items() if inspect.isfunction(value)}
+    assert [name for name, (_, words) in functions.items() if "Raises:" not in words and name not in NEVER_RAISE] == []
+    many = {name: words for name, (value, words) in functions.items() if len(inspect.signature(value).parameters) > 1}
+    assert [name for name, words in many.items() if "Args:" not in words] == []
+
+
+@public
+def test_every_tensor_has_its_shape(package: str, api: ModuleType) -> None:
+    lacking = []
+    for name, (value, words) in public_names(package, api).items():
+        if not isinstance(value, type) or is_error(value):
+            continue
+        for field, kind in inspect.get_annotations(value).items():
+            said = re.search(rf"^ +{field}: (.*)$", words, re.MULTILINE)
+            if re.search(r"\b(Tensor|ndarray)\b", str(kind)) and said and not SHAPE.search(said[1]):
+                lacking.append(f"{name}.{field}: {said[1]}")
+    assert lacking == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

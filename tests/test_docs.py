@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -17,13 +18,14 @@ from urllib.parse import urlsplit
 
 import documents
 import pytest
-from documents import DOCS, PAGES, ROOT
+from documents import DOCS, NOTES, PAGES, ROOT
 
 import weights
 import zoo
 from zoo import CATALOGUE, Model
+from zoo.bench.record import Record
 
-named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+named = pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=lambda page: f"{page.parent.name}/{page.name}")
 
 
 @pytest.fixture
@@ -120,32 +122,30 @@ def test_what_is_written_from_registries_is_not_stale(generate: ModuleType, mode
         """What the page says, as it is counted elsewhere: all of them would take ten seconds."""
         return float(counted[cls.__name__].replace(",", ""))
 
-    writers = (
-        generate.formats,
-        generate.commands,
-        generate.api,
-        generate.confined,
-        generate.law,
-        generate.scaling,
-        generate.errors,
-        generate.extras,
-    )
+    writers = (generate.formats, generate.commands, generate.api, generate.benchmarks, generate.confined, generate.curves)
+    writers += (generate.errors, generate.extras, generate.faults, generate.law, generate.scaling)
     rest = {name: text for writer in writers for name, text in writer.write().items()}
     assert generate.stale({**models.write(models.record(), count), **rest}) == []
 
 
-@pytest.mark.parametrize("record", sorted(DOCS.glob("benchmarks-*.json")), ids=lambda path: path.name)
-def test_the_page_of_measurements_is_that_of_its_records(record: Path) -> None:
-    """If it is stale: zoo bench --from-json RECORD --docs docs/benchmarks.md, of a device with a page of its own that one."""
-    from zoo.bench import page
-    from zoo.bench.record import Record
+def test_every_measured_network_stands_on_the_page_of_measurements(generate: ModuleType) -> None:
+    page = documents.read(DOCS / "benchmarks.md")
+    for name in generate.benchmarks.RECORDS:
+        measured = Record.read(DOCS / f"{name}.json")
+        part = page.partition(f"## {generate.benchmarks.heading(measured)}\n")[2].partition("\n## ")[0]
+        shown = set(re.findall(r"^\| (\w+) \| (\d+) \| ([\d,.]+) \|", part, re.MULTILINE))
+        assert {(model, int(batch)) for model, batch, _ in shown} == {(cell["model"], cell["batch"]) for cell in measured.cells}
+        assert len(shown) == len(measured.cells)
 
-    measured = Record.read(record)
-    begin, end = page.marks(measured)
-    own = [path for path in DOCS.glob("benchmarks-*.md") if path.stem.partition("-")[2] in record.stem.split("-")]
-    shown = documents.read([*own, DOCS / "benchmarks.md"][0]).partition(begin)[2].partition(end)[0].strip()
-    pictures = re.findall(r"!\[([^\]]*)\]\(([^)]*)\)", shown)
-    assert page.section(measured, pictures).strip() == shown
+
+def test_the_page_of_the_embedded_checkpoint_is_that_of_its_log() -> None:
+    text = documents.read(DOCS / "resnet20-cifar10.md")
+    log = json.loads((ROOT / "weights" / "embedded" / "resnet20_cifar10.json").read_text(encoding="utf-8"))
+    assert f"**{log['test_top1']} %**" in text
+    assert f"{log['settings']['epochs']} epochs" in text
+    assert f"one {log['device']}, torch {log['versions']['torch']}" in text
+    shown = re.findall(r"\| \**(\d\d\.\d\d)\** \|$", text, re.MULTILINE)
+    assert sorted(map(float, shown)) == sorted(log["chosen_on"]["holdout_top1"].values())
 
 
 def test_what_is_stale_is_named(generate: ModuleType) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import own_network_files
 import pytest
 import torch
-from documents import DOCS, PAGES, Block
+from documents import DOCS, NOTES, PAGES, Block
 from hubserver import HubServer
 from PIL import Image
 from torch import nn
@@ -29,7 +29,7 @@ from convert.formats import safetensors
 from weights import Checkpoint
 from zoo import CATALOGUE, ResNet20
 
-WRITTEN = [page for page in PAGES if documents.blocks(page, "python")]
+WRITTEN = [page for page in [*PAGES, *NOTES] if documents.blocks(page, "python")]
 STANDS_IN = {"ResNet50": r"trained\(ResNet50\b", "MobileNetV2": r"trained\(MobileNetV2\b", "EfficientNetLite0": r"train_style\("}
 """Networks whose downloads are replaced, the checkpoints of every tag by one file of random weights, and what of a page loads them."""
 LARGE = 2_000_000
@@ -45,7 +45,7 @@ def given(page: Path) -> dict[str, Any]:
     norm = [torch.ones(8), torch.zeros(8), torch.zeros(8), torch.ones(8)]
     known = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
     known["labels"] = torch.tensor([1, 2])
-    if page.name == "kernels.md":
+    if page.parent.name == "notes" and page.name == "kernels.md":
         known["x"] = known["x"].contiguous(memory_format=torch.channels_last)
         known |= {"norm1": norm, "norm2": [tensor[:4].clone() for tensor in norm]}
         known |= {
@@ -175,7 +175,7 @@ def resolve(block: Block, names: dict[str, Any]) -> None:
     assert used <= bound, f"{block}: nobody knows {', '.join(sorted(used - bound))}"
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_the_code_runs(
     page: Path, place: Path, files: Path, hub: HubServer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +200,7 @@ def test_the_code_runs(
 
 def test_blocks_say_what_they_are() -> None:
     known = {"python", "console", "text", "toml", "diff", "json", "julia"}
-    every = [block for page in PAGES for block in documents.blocks(page)]
+    every = [block for page in [*PAGES, *NOTES] for block in documents.blocks(page)]
     assert [str(block) for block in every if block.language not in known] == []
     assert {word for block in every for word in block.words} <= {GPU}
     assert sum(block.language == "python" for block in every) > 15

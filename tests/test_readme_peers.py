@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import re
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 import torchvision
 from documents import DOCS, ROOT
 
+from zoo import CATALOGUE
 from zoo.bench.record import Record
 
 pytestmark = pytest.mark.reference
@@ -101,14 +103,35 @@ def test_whose_networks_keep_larger_maps() -> None:
     assert row("`output_stride=8`")[1:4] == ["ResNets of bottlenecks", "not VGG, DenseNet, Inception", "no"]
 
 
-def test_figures_are_those_of_the_record_and_the_page() -> None:
-    cell = Record.read(DOCS / "benchmarks-h200.json").cell("ResNet50", 32)
+def test_how_many_classifiers_there_are() -> None:
+    found = [len(CATALOGUE), len(torchvision.models.list_models(module=torchvision.models)), len(timm.list_models())]
+    assert row("classifiers")[:3] == [f"{number:,}" for number in found]
+
+
+@pytest.mark.parametrize(
+    ("start", "record", "model", "batch", "column", "key", "form"),
+    [
+        ("ResNet50, batch 32", "h200", "ResNet50", 32, 1, "images_s", "{:,.0f} images/s"),
+        ("the same, seconds", "h200", "ResNet50", 32, 1, "build_s", "{:.1f} s"),
+        ("Xception, batch 1", "h200", "Xception", 1, 2, "images_s", "{:,.0f} images/s"),
+        ("MobileNetV2, batch 8", "cpu", "MobileNetV2", 8, 1, "images_s", "{:,.0f} images/s"),
+    ],
+)
+def test_figures_are_those_of_the_records(start: str, record: str, model: str, batch: int, column: int, key: str, form: str) -> None:
+    """Ours beside the fastest stock way of PyTorch; engines of others are named below the table."""
+    cell = Record.read(DOCS / f"benchmarks-{record}.json").cell(model, batch)
     assert cell is not None
-    ours, peer = cell["ways"]["fast"]["images_s"], cell["ways"][cell["fastest_peer"]]["images_s"]
-    assert cell["twin"] == "torchvision"
-    assert row("ResNet50 at batch 32")[:2] == [f"{ours:,.0f} images/s", f"{peer:,.0f} images/s"]
-    page = documents.read(DOCS / "benchmarks.md")
-    section = page[page.index("| ResNet50 | torchvision") :].splitlines()
-    measured = [line.split("|")[3].strip() for line in section[:3]]
-    shown = [row("ResNet50 from its file")[column] for column in (1, 2, 0)]
-    assert [words.partition(" ms")[0] for words in shown] == measured
+    assert cell["twin"] == ("torchvision", "timm")[column - 1]
+    stock = {name: way for name, way in cell["ways"].items() if name not in ("fast", "onnxruntime", "openvino")}
+    peer = max(stock.values(), key=lambda way: way["images_s"])
+    assert (row(start)[0], row(start)[column]) == (form.format(cell["ways"]["fast"][key]), form.format(peer[key]))
+    if "onnxruntime" in cell["ways"]:
+        assert f"onnxruntime alone reaches {cell['ways']['onnxruntime']['images_s']:,.0f} images/s" in README
+        assert cell["fastest_peer"] == "onnxruntime"
+
+
+def test_loading_is_as_measured() -> None:
+    rows = json.loads((DOCS / "benchmarks-load.json").read_text(encoding="utf-8"))["rows"]
+    measured = {one["way"]: f"{one['ms']:.1f} ms" for one in rows if one["model"] == "ResNet50"}
+    shown = row("ResNet50 from its file")
+    assert [words.partition(",")[0] for words in shown[:3]] == [measured[way] for way in ("`trained(ResNet50)`", "torchvision", "timm")]

@@ -50,6 +50,9 @@ def add(
         SourceUnavailable: the file does not exist.
         NotLocked: ZOO_FROZEN is set.
         WeightsError: whatever `get` raises.
+
+    Example:
+        >>> add("mine.safetensors", "MobileNetV1", "mine", num_classes=3, labels="imagenet1k")  # doctest: +SKIP
     """
     path = check_new(model, tag, replace=replace)
     others = [row for row in checkpoints(model) if row.tag != tag]
@@ -92,6 +95,10 @@ def check_new(model: str, tag: str, *, replace: bool = False) -> Path:
 def remove(model: str, tag: str) -> Path:
     """Delete a record of the user's own; its bytes stay in the cache, where `recognise` does not know them any more.
 
+    Args:
+        model: the variant's class name.
+        tag: the checkpoint's name among the variant's.
+
     Returns:
         The file that was deleted.
 
@@ -99,6 +106,9 @@ def remove(model: str, tag: str) -> Path:
         UnknownWeights: no record has this name.
         BadRecord: the record is not the user's own, or its file has other tables too; the message says where it stands.
         CacheNotWritable: the user's registry folder can't be written.
+
+    Example:
+        >>> remove("MobileNetV1", "mine")  # doctest: +SKIP
     """
     rows = located(model)
     same = [one for one in rows if one.row.tag == tag] or [one for one in rows if one.row.tag.lower() == tag.lower()]

@@ -78,6 +78,10 @@ class Installed:
         source: the URL that served it, its query but as a hash: that may hold a key to somebody's storage.
         source_sha256: of the bytes that were served, which differs when they were converted.
         frozen: whether it was asked for frozen, so that whoever loads it believes no note of the cache.
+
+    Example:
+        >>> get(find("ResNet20")).sha256[:8]
+        '22978711'
     """
 
     path: Path
@@ -94,6 +98,9 @@ class Cache:
 
     Attributes:
         quarantined: one line for each damaged file that this object moved aside.
+
+    Example:
+        >>> Cache().lookup(find("ResNet50"))  # doctest: +SKIP
     """
 
     def __init__(self) -> None:

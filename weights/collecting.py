@@ -36,6 +36,10 @@ class Removed:
         kind: "weights", "part" or "quarantine".
         size_bytes: of the file.
         why: in words.
+
+    Example:
+        >>> [(one.kind, one.size_bytes) for one in gc(dry_run=True).removed]
+        []
     """
 
     path: Path
@@ -54,6 +58,10 @@ class Collected:
         kept_bytes: of all files of weights that stay.
         locks: the lock files that were read.
         unreachable: lock files on disks that are not mounted now, each with the note that holds what it names; deleting the note lets go.
+
+    Example:
+        >>> gc(dry_run=True).removed
+        ()
     """
 
     removed: tuple[Removed, ...]
@@ -85,6 +93,10 @@ def gc(keep_days: float = KEEP_DAYS, *, dry_run: bool = False) -> Collected:
         BadLock, BadRecord: a lock or a registry can't be read, so nobody knows what it names; nothing was removed.
         CacheNotWritable: the cache can't be read or written.
         ValueError: `keep_days` is negative.
+
+    Example:
+        >>> gc(90, dry_run=True).removed
+        ()
     """
     if not keep_days >= 0:
         raise ValueError(f"keep_days is at least 0, got {keep_days}")

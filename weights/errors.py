@@ -5,7 +5,15 @@ from datetime import datetime
 
 
 class WeightsError(Exception):
-    """The base of every error of the weight manager."""
+    """The base of every error of the weight manager.
+
+    Example:
+        >>> try:
+        ...     find("ResNet50", "nothing")
+        ... except WeightsError as error:
+        ...     print(type(error).__name__)
+        UnknownWeights
+    """
 
 
 class UnknownWeights(WeightsError, LookupError):

@@ -48,6 +48,10 @@ class Verified(NamedTuple):
         name: of the record or of the source.
         ok: whether the file is what was installed.
         detail: in words: its hash, or what is wrong and what to do.
+
+    Example:
+        >>> verify(find("ResNet20")).ok
+        True
     """
 
     name: str
@@ -78,6 +82,11 @@ def get(checkpoint: Checkpoint, *, to_safetensors: Converter | None = None, prog
         MalformedFile: the file is no safetensors, or can't be converted.
         UnsupportedFormat: it must be converted and `to_safetensors` is missing.
         NoSpace, CacheNotWritable: the cache can't take it.
+
+    Example:
+        >>> installed = get(find("ResNet20"))
+        >>> installed.size_bytes
+        1094304
     """
     cache = Cache()
     installed, pin = _obtain(cache, checkpoint, to_safetensors, progress, frozen)
@@ -145,12 +154,23 @@ def open_weights(
 
     Frozen, what is in the cache is hashed with SHA-256, whatever `verify` says: its notes are not believed, see `load`.
 
+    Args:
+        checkpoint: a record of the registry, or of `adhoc`.
+        to_safetensors: as for `get`.
+        verify: "load" or "stamp", as for `load`.
+        progress: whether a bar may be shown, on a terminal.
+        frozen: as for `get`.
+
     Returns:
         The bytes of its safetensors file, in private, writable memory, as `load` returns them.
 
     Raises:
         CorruptCache: the damaged file can't be replaced, since it is offline, read-only, or part of the package.
         WeightsError: whatever `get` and `load` raise.
+
+    Example:
+        >>> len(open_weights(find("ResNet20")))
+        1094304
     """
     installed = get(checkpoint, to_safetensors=to_safetensors, progress=progress, frozen=frozen)
     try:
@@ -168,6 +188,10 @@ def verify(what: Installed | Checkpoint) -> Verified:
 
     Returns:
         What was found; of a checkpoint that is not installed too, which is no damage.
+
+    Example:
+        >>> verify(find("ResNet20")).name
+        'ResNet20:cifar10'
     """
     cache = Cache()
     if isinstance(what, Installed):
@@ -190,6 +214,10 @@ def verify_all() -> list[Verified]:
 
     Raises:
         CacheNotWritable: ZOO_CACHE names no folder, or one that can't be read.
+
+    Example:
+        >>> all(one.ok for one in verify_all())
+        True
     """
     cache = Cache()
     cache.check_folder()

@@ -44,6 +44,10 @@ def load(installed: Installed, verify: str = "load") -> memoryview:
     Raises:
         CorruptCache: the file is gone, or not what was installed; it was moved to quarantine, and `get` fetches it again.
         ValueError: `verify` is neither "load" nor "stamp".
+
+    Example:
+        >>> len(load(get(find("ResNet20"))))
+        1094304
     """
     if verify not in ("load", "stamp"):
         raise ValueError(f'verify is "load" or "stamp", got {verify!r}')
@@ -81,6 +85,9 @@ def read_file(path: Path) -> tuple[str, memoryview]:
 
     Raises:
         SourceUnavailable: it can't be read, is empty, or is no regular file.
+
+    Example:
+        >>> sha256, data = read_file(Path("weights.safetensors"))  # doctest: +SKIP
     """
     try:
         fd = _open(path.resolve())

@@ -36,6 +36,10 @@ class Preprocessing:
         squash: whether the image is resized to `resize` x `resize`, whatever its shape, instead of by its shorter edge.
         letterbox: whether the image is fitted in whole into `resize` x `resize`, in its shape and with grey around it; for detectors.
         longest: bound in pixels of the longer edge where the shorter one is resized: what it exceeds scales both down; for detectors.
+
+    Example:
+        >>> find("ResNet50", "imagenet1k_v2").preprocessing.crop
+        224
     """
 
     resize: int | None
@@ -129,6 +133,11 @@ class Checkpoint:
         alternatives: the same weights in other containers, tried in order where the sources can't be reached.
         digest: "md5:…" or "sha1:…" with the hex digits, all or the first, where its publisher states such a one of the file and no SHA-256.
             It is checked at installation and finds damage and an exchanged file; it is no proof against whoever made the file.
+
+    Example:
+        >>> row = find("ResNet50", "imagenet1k_v2")
+        >>> row.metrics["top1"], row.labels
+        (80.858, 'imagenet1k')
     """
 
     model: str

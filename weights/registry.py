@@ -51,6 +51,10 @@ def checkpoints(model: str | None = None) -> tuple[Checkpoint, ...]:
     Raises:
         BadRecord: a table is incomplete or contradicts itself; the message names file, table and key.
         InsecureSource: so it does, for a source with http:// on another machine.
+
+    Example:
+        >>> [row.tag for row in checkpoints("VGG19")][:2]
+        ['imagenet1k_v1', 'tv_in1k']
     """
     return _merged(located(model))
 
@@ -70,6 +74,10 @@ def find(model: str, tag: str | None = None) -> Checkpoint:
         UnknownWeights: it has records and none of this tag, the message lists theirs, the nearest first; or no tag was given
             and none is the default.
         BadRecord: two tables have this name, or no tag was given and one folder has several defaults; the message names both.
+
+    Example:
+        >>> find("ResNet50", "IMAGENET1K_V2").tag
+        'imagenet1k_v2'
     """
     rows = located(model)
     if not rows:
@@ -129,6 +137,11 @@ def recognise(
         by: hashes the file by the algorithm of another digest and writes it as that is written, for publishers who state no SHA-256;
             it is called only where no record has the SHA-256.
         model, format: of the file, where they are known: records of others are then not asked for another digest.
+
+    Example:
+        >>> row = recognise(find("ResNet20").sha256)
+        >>> f"{row.model}:{row.tag}"
+        'ResNet20:cifar10'
     """
     rows = [one.row for one in _rows(lambda text: sha256 in text or any(sha256.startswith(p) for p in _PREFIX.findall(text)))]
     full = (row for row in rows if row.sha256 == sha256)
@@ -154,6 +167,10 @@ def adhoc(model: str, source: str, **facts: Any) -> Checkpoint:
     Raises:
         BadRecord: a fact has the wrong name or type, or the source is of no allowed kind.
         InsecureSource: the source is http:// on another machine.
+
+    Example:
+        >>> adhoc("ResNet50", "hf://acme/wheels/model.safetensors", num_classes=4).license
+        'unstated'
     """
     url = Address(source if _SCHEME.match(source) else at_home(source).absolute().as_uri())
     last = url.bare.rsplit("/", 1)[-1]

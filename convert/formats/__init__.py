@@ -11,6 +11,10 @@ Every module here has
 
 A module that can tell its files only weakly (no magic number) sets ``WEAK = True`` and is asked last. Readers raise
 `convert.ConvertError` and nothing else, whatever the bytes are.
+
+Example:
+    >>> sorted(formats.formats())[:3]
+    ['bson', 'caffe', 'coreml']
 """
 
 from __future__ import annotations

@@ -14,6 +14,10 @@ A naming has ``rows(family, ours)``; the way back is derived (`convert.writing.p
   ``num_classes`` as of `weights.Checkpoint`. None where the files are of another network, a ValueError where no network here does what
   they say;
 - ``IGNORED``: prefixes of their modules that have no counterpart here, as they are no part of the network.
+
+Example:
+    >>> "timm" in names.NAMINGS
+    True
 """
 
 from __future__ import annotations

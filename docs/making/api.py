@@ -76,9 +76,8 @@ DATA = {
 HEAD = """\
 # Public names
 
-What `from zoo import …` and its neighbours may name, and where each is explained. Whatever else a module holds may change. `help(trained)`
-shows arguments, results and errors of one name. The networks themselves are in [the table of models](models.md), the command in
-[its own](cli.md).
+Every name that you may import, and the page that explains it. Anything else in a module may change. `help(trained)` shows the arguments,
+results, errors and an example of one name. The networks are in [the table of models](models.md), the commands in [theirs](cli.md).
 """
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,20 @@ RECORD = Path(__file__).parents[1] / "confined.json"
 HEAD = """\
 # What a confined reader can do
 
-`trained(…)` and `zoo convert` read a stranger's file in [a process of its own](weights.md#strangers-files). If a hostile file took that
-process over, this page says what it could do then. No such file is known. A program tried it: it ran inside the confinement, made every
-system call of the kernel's table, and attempted {attempts} things that matter to others. It addressed only itself, a child of its own, and
-files of its own.
+`trained(…)` and `zoo convert` read a foreign file in [a process of its own](weights.md#strangers-files), which may do little else. What
+could a hostile file do if it took that process over? No such file is known, so a program tried. It ran inside the confinement, made
+every system call of the kernel's table, and attempted {attempts} things that could harm others.
 
-`zoo doctor` lists which protections hold on your machine. Where one is missing, `zoo convert` and the other commands that read such a file
-say so once.
+`zoo doctor` lists the protections that hold on your machine. If one is missing, commands that read such a file say so once.
 
 ## Attempts that succeeded, by age of the kernel
 
-The older kernels are emulated: the confinement uses no more than they had.
+Older kernels are emulated: the confinement uses only what they had.
 """
 AGES = """\
-With the filter and Landlock, in any version, nothing acts outside of the process. Without Landlock a reader can read and not change.
-Without the filter more is possible, and the command says what. Kernels on x86-64 and ARM64 have it since Linux 3.19, unless they were built
-without it.
+With the filter and any version of Landlock, nothing acts outside the process. Without Landlock a reader can read your files and not
+change them. Without the filter more is possible, and the command says what. Kernels on x86-64 and ARM64 have the filter since Linux
+3.19, unless they were built without it.
 """
 EACH = """\
 ## Each attempt
@@ -42,27 +42,27 @@ TABLE = """\
 The filter is a list of what is allowed. Arguments are checked where a call can also do harm.
 """
 CHECKS = {
-    "open": "only to read; otherwise EROFS",
-    "openat": "only to read; otherwise EROFS",
-    "mmap": "no huge pages, which all processes share; otherwise ENOMEM",
-    "madvise": "not to mark memory as broken",
-    "fcntl": "descriptors and their flags; no locks, leases or owners",
-    "ioctl": "the state of a terminal, bytes that wait; otherwise ENOTTY",
-    "prctl": "names of threads and of memory",
-    "kill": "the process itself",
-    "tgkill": "the process itself",
-    "prlimit64": "to ask, of the process itself",
-    "clone": "threads, where a library needs some, as many as are allowed; otherwise EAGAIN",
+    "open": "to read; otherwise EROFS",
+    "openat": "to read; otherwise EROFS",
+    "mmap": "for ordinary pages; huge pages, which all processes share, get ENOMEM",
+    "madvise": "for anything but to mark memory as broken",
+    "fcntl": "about descriptors and their flags; not for locks, leases or owners",
+    "ioctl": "for the state of a terminal, or how many bytes wait; otherwise ENOTTY",
+    "prctl": "to name threads and memory",
+    "kill": "to signal the process itself",
+    "tgkill": "to signal the process itself",
+    "prlimit64": "to read the process's own limits",
+    "clone": "to start as many threads as its library needs; otherwise EAGAIN",
 }
 FOOT = """\
-A refused call fails as libraries expect it: with ENOSYS for what is newer than Linux 5.0, so that the C library makes an older call, and
-with EPERM for the others. If a library can't do without it, the error is `CallRefused` and names the call. Please report it then.
+A refused call fails with ENOSYS if it is newer than Linux 5.0, so that the C library makes an older call. Other calls fail with EPERM.
+If a library can't do without a call, the error is `CallRefused` and names it. Please report it.
 
-Landlock guards the opening of files. Names, sizes and times of files can be asked for all the same. The calls `uretprobe` and `uprobe` pass
-every filter, because the kernel itself puts them into programs that are traced; they fail for anybody else.
+Landlock guards the opening of files. Names, sizes and times of files can still be asked for. The calls `uretprobe` and `uprobe` pass
+every filter. The kernel puts them into programs that are traced, and they fail for everybody else.
 
-Recorded on Linux {kernel}, x86-64, as root. `python tests/convert/confinement.py --write docs/confined.json` repeats it in seconds, and
-`tests/convert/test_confinement.py` compares it with what is seen on the machine that runs the tests, also as a user without privileges.
+Recorded on Linux {kernel}, x86-64, as root. `python tests/convert/confinement.py --write docs/confined.json` repeats it in seconds.
+`tests/convert/test_confinement.py` compares the record with the machine that runs the tests, also as a user without privileges.
 """
 
 
@@ -90,7 +90,7 @@ def write() -> dict[str, str]:
     """Return the text of the page by its name in docs/."""
     seen: list[dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))
     acts = [sum(1 for found in one["attempts"].values() if found == "acted") for one in seen]
-    said = ["; ".join(one["missing"]) or "nothing" if one["age"]["landlock"] is not None else "" for one in seen]
+    said = [_sentences(one["missing"]) if one["age"]["landlock"] is not None else "" for one in seen]
     ages = [[named(one["age"]), str(count), words] for one, count, words in zip(seen, acts, said, strict=True)]
     columns = [one for one in seen if column(one["age"])]
     attempts = [[name, *(outcome(one["attempts"][name]) for one in columns)] for name in seen[0]["attempts"]]
@@ -103,29 +103,30 @@ def write() -> dict[str, str]:
             EACH,
             table(["attempt", *(named(one["age"]) for one in columns)], attempts),
             TABLE,
-            table(["calls", "number", "which"], _calls_by_answer(seen[1]["table"]), right=(1,)),
-            table(["allowed with", "if they ask for"], [[f"`{name}`", words] for name, words in CHECKS.items()]),
+            *_calls_by_answer(seen[1]["table"]),
+            table(["call", "allowed if it asks"], [[f"`{name}`", words] for name, words in CHECKS.items()]),
             FOOT.format(kernel=seen[0]["kernel"].partition("-")[0]),
         )
     }
 
 
-def _calls_by_answer(found: dict[str, str]) -> list[list[str]]:
-    """Return a row for each answer of the filter."""
+def _sentences(missing: list[str]) -> str:
+    return ". ".join(f"{words[0].upper()}{words[1:]}" for words in missing) or "nothing"
+
+
+def _calls_by_answer(found: dict[str, str]) -> Iterator[str]:
+    """Return a table with a row for each answer of the filter, and lists of the calls."""
     if set(CHECKS) != set(_calls.checked(0, False, (0, 0, 0, 0))):
         raise ValueError("CHECKS does not say what convert._calls checks")
     rest = [name for name in found if name not in CHECKS]
     passed = [name for name in NUMBERS["x86_64"] if name in _calls.FREE]
     killed, absent = ([name for name in rest if found[name] == answer] for answer in ("killed", "ENOSYS"))
     others = sum(1 for name in rest if found[name] == "EPERM")
-    return [
-        ["allowed", str(len(passed)), _row(passed)],
-        ["allowed with some arguments", str(len(CHECKS)), "see below"],
-        ["end the process", str(len(killed)), _row(killed)],
-        ["refused with ENOSYS", str(len(absent)), _row(absent)],
-        ["refused with EPERM", str(others), "all others"],
-    ]
-
-
-def _row(names: list[str]) -> str:
-    return " ".join(f"`{name}`" for name in names)
+    listed = {"allowed": passed, "end the process": killed, "refused with ENOSYS": absent}
+    rows = [[answer, str(len(names))] for answer, names in listed.items()]
+    rows += [["allowed with some arguments", str(len(CHECKS))], ["refused with EPERM", f"{others}, all others"]]
+    yield table(["answer", "calls"], rows, right=(1,))
+    for answer, names in listed.items():
+        yield f"These are {answer}:" if answer != "end the process" else "These end the process:"
+        yield "\n".join(["```text", *textwrap.wrap(" ".join(names), 120, break_long_words=False), "```"])
+    yield "These are allowed with some arguments:"

@@ -25,28 +25,26 @@ NOTHING = "-"
 HEAD = """\
 # Networks and checkpoints
 
-{networks} networks, {checkpoints} checkpoints. `zoo list` and `zoo info` show the same on the command line;
-`zoo list --min-top1 78 --max-params 30M` chooses.
+{networks} networks, {checkpoints} checkpoints. `zoo list` and `zoo info` show the same on the command line. To choose, use for example
+`zoo list --min-top1 78 --max-params 30M`.
 
-- **GMACs**: 10⁹ multiply-adds of convolutions and products for one image of the size beside it, counted on the meta device
-  (`zoo.bench.floor.work`); twice as many floating-point operations. A test compares the count with what torchvision publishes.
-- **Top-1** is what the publisher states, in percent, for the preprocessing in the checkpoint's record, on ImageNet-1k's validation images
-  unless another set is named. In the first table of a family it is the default checkpoint's, the one that `trained(NETWORK)` takes.
-- **Images/s** of `fast(network)` at batch 1, 32 and 256: {device}, {dtype}, torch {torch}, from [the record](benchmarks.md); a dash where
-  nothing was measured.
-- **Hash**: *full* if the SHA-256 is public, *reported* if others found it and nobody published it, *prefix* if only its
-  first digits are, *MD5* or *SHA-1* if only that weaker digest is, *pinned* if nothing is published and the hash that came first is
-  kept in your lock ([weights](weights.md#the-lock)).
-- **Licence**: as the publisher states it for the file; *unstated* where nobody does.
+- **GMACs**: 10⁹ multiply-adds for one image of the size beside it. Floating-point operations are twice as many.
+- **top-1**: the publisher's figure in percent, with the checkpoint's own preprocessing. It is on ImageNet-1k's validation images, unless
+  the table names others. A family's first table shows the default checkpoint, which `trained(NETWORK)` loads.
+- **images/s**: `fast(network)` at batch 1, 32 and 256 on an {device}, {dtype}, torch {torch}. [Benchmarks](benchmarks.md) has more.
+- **hash**: *full* means that the SHA-256 is public, *reported* that others stated it, *prefix* that its first digits are public. *MD5*
+  and *SHA-1* are weaker digests. *pinned* means that nothing is published; your lock keeps the hash that came first
+  ([weights](weights.md#the-lock)).
+- **licence**: as the publisher states it for the file.
+- **-**: not known, or not measured.
 """
 PLOT = """\
 ## Accuracy against speed
 
 ![Top-1 accuracy over images a second of every network that was measured]({picture})
 
-Images a second at batch {batch}, as above; of each network's checkpoints the best top-1 among those whose images have the size that was
-timed. Networks on the line are those that no other one beats in both. {shown} of {networks} networks are shown: of the others no speed is
-measured, or no such accuracy known.
+Images a second at batch {batch}, as above. A network's accuracy is the best of its checkpoints at the timed image size. No other network
+beats those on the line in both. {shown} of {networks} networks are shown. The others have no measured speed, or no such accuracy.
 """
 
 

@@ -1,6 +1,6 @@
 """`make faults-files`: 20,000 damaged files a reader, in steps that an interrupted run takes up again, and a report of what happened.
 
-    python tests/convert/faults_files.py [--count 20000] [--format keras] [--seed 0] [--report docs/faults.md]
+    python tests/convert/faults_files.py [--count 20000] [--format keras] [--seed 0] [--report docs/notes/faults.md]
 
 Every thousand files are read by a process of their own, with a seed of their own, and noted in `STATE`; delete that to begin anew.
 """

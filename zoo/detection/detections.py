@@ -20,6 +20,11 @@ class Detections:
         size: width and height of the upright photograph in pixels.
         masks: bool (N, height, width), the pixels of each thing, where the network has them; else None.
         keypoints: float32 (N, K, 3), x and y in pixels and a score of each point, where the network has them; else None.
+
+    Example:
+        >>> found = detect(trained(YOLOv3Tiny), "street.jpg")  # doctest: +SKIP
+        >>> [name for name, score in zip(found.names, found.scores) if score > 0.5]  # doctest: +SKIP
+        ['dog', 'bicycle']
     """
 
     boxes: Tensor

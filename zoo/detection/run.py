@@ -40,9 +40,9 @@ def detect(model: Any, images: Any, threshold: float | None = None, overlap: flo
     The network runs in eval mode and without gradients, on the device that it is on, and stays in the mode that it was found in.
 
     Example:
-        >>> model = trained(YoloFastest)
-        >>> found = detect(model, "dog.jpg")
-        >>> found.names[0], found.scores[0], found.boxes[0]
+        >>> model = trained(YoloFastest)  # doctest: +SKIP
+        >>> found = detect(model, "dog.jpg")  # doctest: +SKIP
+        >>> found.names[0], found.scores[0], found.boxes[0]  # doctest: +SKIP
 
     Args:
         model: a detector, as `trained` returns it, or `fast` of one.

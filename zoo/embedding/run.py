@@ -78,6 +78,9 @@ def embed(
         ValueError: an argument, the model's checkpoint or the images' source can't be used; or finished parts are those of another job.
         OSError: a remote source failed for good, or a decoding process died; what is finished is kept.
         FloatingPointError: the network computes NaN or infinity for an image.
+
+    Example:
+        >>> embed(trained(ResNet50), "photos/", "vectors.parquet")  # doctest: +SKIP
     """
     begun = time.monotonic()
     show: Show = progress if callable(progress) else partial(bar, wanted=progress)

@@ -93,7 +93,7 @@ def measure(
     rather than an explanation, and rank random noise first.
 
     Example:
-        >>> print(*measure(trained(EfficientNetLite0), ["a.jpg", "b.jpg"], "gradcam").lines(), sep="\\n")
+        >>> print(*measure(trained(EfficientNetLite0), ["a.jpg", "b.jpg"], "gradcam").lines(), sep="\\n")  # doctest: +SKIP
 
     Args:
         model: as in `explain`.

@@ -37,6 +37,12 @@ class Explanation(Explained):
         rows: where the map's rows lie in the network's image.
         columns: where its columns lie.
         image: what was given for the image.
+
+    Example:
+        >>> result = explain(trained(ResNet20), "cat.jpg")  # doctest: +SKIP
+        >>> result.label, result.map.shape  # doctest: +SKIP
+        ('cat', (480, 640))
+        >>> result.save("why.png")  # doctest: +SKIP
     """
 
     def overlay(self) -> Image:

@@ -52,10 +52,10 @@ def explain(
     Maps keep their scale, and are laid on the whole photograph, crop and resizing undone.
 
     Example:
-        >>> result = explain(trained(EfficientNetLite0), "cat.jpg")
-        >>> result.label, result.map.shape
+        >>> result = explain(trained(EfficientNetLite0), "cat.jpg")  # doctest: +SKIP
+        >>> result.label, result.map.shape  # doctest: +SKIP
         ('Egyptian cat', (480, 640))
-        >>> explain(model, "cat.jpg", target=("tabby", "tiger cat")).save("why.png")
+        >>> explain(model, "cat.jpg", target=("tabby", "tiger cat")).save("why.png")  # doctest: +SKIP
 
     Args:
         model: what `trained` returns, or `fast` of it, on any device and in any floating-point type, frozen or not; a checkpoint's name;

@@ -87,6 +87,13 @@ class Features(Part):
 
     Attributes:
         taps: what is known of each tensor without running anything: channels, stride, receptive field, whose output it is.
+
+    Example:
+        >>> taken = features(ResNet20().eval(), at="layer2")
+        >>> taken.taps["layer2"].stride
+        2
+        >>> taken(torch.randn(2, 3, 32, 32))["layer2"].shape
+        torch.Size([2, 32, 16, 16])
     """
 
     def __init__(self, network: Model, written: Trace, places: Places, named: Mapping[str, str]) -> None:
@@ -212,6 +219,10 @@ def pyramid(model: Model | Fast, output_stride: int | None = None) -> Features |
 
     Source:
         Lin et al. 2016, section 3, for the names (https://arxiv.org/abs/1612.03144); ViTDet: Li et al. 2022, https://arxiv.org/abs/2203.16527.
+
+    Example:
+        >>> pyramid(ResNet18()).channels
+        {'C2': 64, 'C3': 128, 'C4': 256, 'C5': 512}
     """
     network = _network(model, "pyramid")
     written = trace(network)
@@ -241,6 +252,10 @@ def body(model: Model | Fast, output_stride: int | None = None) -> Body | Fast:
     Raises:
         ValueError: the output stride can't be had.
         TypeError: `model` is no network of the zoo.
+
+    Example:
+        >>> body(ResNet20().eval())(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 64, 8, 8])
     """
     network = _dilated(_network(model, "body"), output_stride)
     written = trace(network)
@@ -256,6 +271,10 @@ def head(model: Model | Fast) -> Part:
 
     Raises:
         TypeError: `model` is no network of the zoo.
+
+    Example:
+        >>> head(ResNet20().eval())(torch.randn(2, 64, 8, 8)).shape
+        torch.Size([2, 10])
     """
     network = _network(model, "head")
     written = trace(network, head_only=True)

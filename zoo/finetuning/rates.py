@@ -89,6 +89,10 @@ def find_rate(
         ValueError: as `finetune` raises, or the loss was no number from the first step on.
 
     Source: Smith 2015, https://arxiv.org/abs/1506.01186, section 3.3; the suggestion is where the smoothed loss falls fastest.
+
+    Example:
+        >>> find_rate(MobileNetV2, "photos/").suggested  # doctest: +SKIP
+        0.012
     """
     wanted = Settings.of(settings)
     with world(wanted.device) as here, quiet_random():

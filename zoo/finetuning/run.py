@@ -146,6 +146,10 @@ def finetune(
         NotFinite: the loss became NaN; the last good state is in `out`.
         Stopped: Ctrl-C; the state is in `out`.
         WeightsError: the weights can't be had.
+
+    Example:
+        >>> run = finetune(MobileNetV2, "photos/", "runs/one", epochs=10)  # doctest: +SKIP
+        >>> predict(run.model, "cat.jpg")  # doctest: +SKIP
     """
     folder = at_home(out)
     with world(settings.get("device")) as here, quiet_random(), _one_voice(here):

@@ -1,6 +1,10 @@
 """Networks as their papers print them: `model` is the base of all, `layers` what families share, a family a file, no variant's numbers.
 
 Called, it lists the names of the catalogue: ``zoo.networks("*resnet*")``.
+
+Example:
+    >>> networks("vgg1?_bn")
+    ['VGG11_BN', 'VGG13_BN', 'VGG16_BN', 'VGG19_BN']
 """
 
 from __future__ import annotations

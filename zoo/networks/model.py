@@ -25,6 +25,14 @@ class Model(Published):
 
     Layers may be called as the reference implementation calls them, `stem`, `head`, `body`, `norm`, `stages` included. A name that
     this class uses itself raises ``TypeError`` when a layer is assigned to it.
+
+    Example:
+        >>> model = ResNet20().eval()
+        >>> images = torch.randn(2, 3, 32, 32)
+        >>> model.forward_body(images).shape
+        torch.Size([2, 64, 8, 8])
+        >>> torch.equal(model(images), model.forward_head(model.forward_body(images)))
+        True
     """
 
     task = "classification"

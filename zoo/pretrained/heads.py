@@ -34,6 +34,11 @@ def reset_head(model: M, num_classes: int) -> M:
     Raises:
         TypeError: `model` is no network of the zoo; of a fast one, take ``plain(model)``.
         ValueError: `num_classes` is below 1.
+
+    Example:
+        >>> model = reset_head(ResNet20(), 4)
+        >>> model(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 4])
     """
     if not isinstance(model, Model):
         raise TypeError(f"reset_head() takes a network of the zoo, plain(model) of a fast one, not {model!r:.60}")

@@ -32,6 +32,11 @@ class Segmentation:
         classes: uint8 (H, W), or int16 where there are more than 256 classes: the network's index of each pixel's class, on the CPU.
         legend: the names of all classes by index.
         areas: part of the photograph, 0..1, of every class that is there, the largest first, by name.
+
+    Example:
+        >>> found = segment(trained(FCN_ResNet50), "street.jpg")  # doctest: +SKIP
+        >>> found.areas  # doctest: +SKIP
+        {'background': 0.71, 'dog': 0.29}
     """
 
     classes: Tensor

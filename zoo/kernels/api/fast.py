@@ -143,7 +143,13 @@ def fast(
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """Give back the network that `fast` was called with: the same object, with the same parameters; another module is returned as it is."""
+    """Give back the network that `fast` was called with: the same object, with the same parameters; another module is returned as it is.
+
+    Example:
+        >>> model = trained(ResNet20)  # doctest: +SKIP
+        >>> plain(fast(model)) is model  # doctest: +SKIP
+        True
+    """
     return model.network if _is_fast(model) else model  # pyright: ignore[reportReturnType]
 
 
@@ -163,6 +169,9 @@ def why(model: nn.Module) -> Report:
 
     Raises:
         TypeError: `model` is not fast.
+
+    Example:
+        >>> print(why(fast(trained(ResNet20))))  # doctest: +SKIP
     """
     if not _is_fast(model):
         raise TypeError(f"why takes what fast() returned, got a {type(model).__name__}")

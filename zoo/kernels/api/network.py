@@ -54,6 +54,11 @@ class Fast(nn.Module):
     A plan is made for every input shape at its first call, checked against the plain network, and kept; the `KEPT_PLANS` last used
     are. Calls from many threads are allowed: they are answered in turn, each with its own output tensors. Copies and pickles carry
     the plain network and the options, and make their plans anew. Outputs have the plain network's dtype, and no gradient.
+
+    Example:
+        >>> model = fast(trained(ResNet20))  # doctest: +SKIP
+        >>> model(torch.randn(8, 3, 32, 32, device=model.device)).shape  # doctest: +SKIP
+        torch.Size([8, 10])
     """
 
     answers_fast = True
