@@ -108,7 +108,8 @@ class Reader:
 
     def kill(self) -> None:
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def reader(descriptors: tuple[int, ...], environment: Mapping[str, str], folder: str | None) -> Reader:
