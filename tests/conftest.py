@@ -107,12 +107,13 @@ def pytest_configure() -> None:
 
 STRANGERS = ("convert", "test_hostile_files.py", "test_cut_files.py")
 """Folders and files of tests about what a reader is protected from; they start it as a user's does, the others fork it."""
-STARTED: dict[str, Any] = {}
+USUAL: dict[str, Any] = {}
 
 
 def fork_readers(path: Path) -> None:
+    """Start no process for a file in tests that are not about strangers' files."""
     if sandbox := sys.modules.get("convert.sandbox"):
-        alone = STARTED.setdefault("alone", sandbox._started)
+        alone = USUAL.setdefault("_started", sandbox._started)
         sandbox._started = alone if set(STRANGERS).intersection(path.parts) else preloaded.reader
 
 
