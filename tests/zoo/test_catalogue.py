@@ -199,7 +199,7 @@ def test_grey_images_of_odd_sizes_work(cls: type[Model], monkeypatch: pytest.Mon
 
 
 @every_arithmetic
-@pytest.mark.parametrize("in_channels", [1, 5])
+@pytest.mark.parametrize("in_channels", [pytest.param(1, marks=pytest.mark.long), 5])  # grey images are tried at odd sizes above
 def test_other_channels_compute(make: Any, in_channels: int) -> None:
     network = alive(make, in_channels=in_channels, num_classes=7).eval()
     with torch.inference_mode():
