@@ -20,11 +20,14 @@ import numpy as np
 import preloaded
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from order import shuffle
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # before anybody imports it: its own choice is TensorFlow, and slow to load
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports triton, which reads it once
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both go by the clock of an idle machine
+settings.load_profile("busy")
 gc.disable()  # until everything is imported: see pytest_collection_finish
 loopback.only()
 
