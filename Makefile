@@ -19,6 +19,7 @@ demo: $(BIN)/.installed
 
 # With bytecode kept, whatever the environment says of it: the tests start Python by the hundred.
 test: $(BIN)/.installed
+	-test -d tests/__pycache__ || PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -qq --collect-only >/dev/null  # or three workers compile the same at once
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Faults by the thousand, with a report in docs/notes/faults.md; interrupted, each goes on where it stopped.

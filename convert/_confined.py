@@ -298,18 +298,16 @@ def _named_places() -> list[str]:
 def _python_places() -> list[str]:
     """List where Python and its libraries lie, from which more may be imported: no folder of the user's own work."""
     prefixes = {str(Path(prefix) / "lib") for prefix in (sys.prefix, sys.base_prefix)}
-    places, packages = set(prefixes), set[Path]()
+    places, libraries = set(prefixes), set[str]()
     for entry in sys.path:
-        folder = Path(entry)
-        own = {folder / package for package in ("convert", "weights")}
-        if folder.name in ("site-packages", "dist-packages") or any(entry.startswith(prefix) for prefix in prefixes):
-            places.add(entry)
-            own = set(folder.iterdir()) if folder.is_dir() else set[Path]()
+        if Path(entry).name in ("site-packages", "dist-packages") or any(entry.startswith(prefix) for prefix in prefixes):
+            libraries.add(entry)
         else:
-            places |= {str(package) for package in own}
-        packages |= own
-    if any(Path(file).is_symlink() for module in tuple(sys.modules.values()) if (file := getattr(module, "__file__", None))):
+            places |= {str(Path(entry) / package) for package in ("convert", "weights")}
+    if any(os.path.islink(file) for module in tuple(sys.modules.values()) if (file := getattr(module, "__file__", None))):  # noqa: PTH114
+        packages = {*map(Path, places - prefixes), *(file for entry in libraries if Path(entry).is_dir() for file in Path(entry).iterdir())}
         places |= {str(place) for package in packages for place in _linked(package)}
+    places |= libraries
     return sorted(places)
 
 

@@ -17,13 +17,17 @@ from typing import Any
 
 import loopback
 import numpy as np
+import preloaded
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from order import shuffle
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # before anybody imports it: its own choice is TensorFlow, and slow to load
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports triton, which reads it once
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both go by the clock of an idle machine
+settings.load_profile("busy")
 gc.disable()  # until everything is imported: see pytest_collection_finish
 loopback.only()
 
@@ -104,9 +108,22 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+STRANGERS = ("convert", "test_hostile_files.py", "test_cut_files.py")
+"""Folders and files of tests about what a reader is protected from; they start it as a user's does, the others fork it."""
+USUAL: dict[str, Any] = {}
+
+
+def fork_readers(path: Path) -> None:
+    """Start no process for a file in tests that are not about strangers' files."""
+    if sandbox := sys.modules.get("convert.sandbox"):
+        alone = USUAL.setdefault("_started", sandbox._started)
+        sandbox._started = alone if set(STRANGERS).intersection(path.parts) else preloaded.reader
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Draw the same numbers whatever ran before; a test that needs others asks for them."""
+    fork_readers(item.path.relative_to(Path(__file__).parent))
     random.seed(0)
     np.random.seed(0)
     if torch.cuda.is_available():

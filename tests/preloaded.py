@@ -3,12 +3,17 @@
 `python()` stands for `sys.executable`: behind it a small client gives its arguments, environment, folder and standard streams to one
 process of this worker that has imported torch and the zoo, which forks, and the client ends as the fork does. Who kills the client
 kills the fork.
+
+`reader()` stands for the process that `convert.sandbox` starts for a file. It is a fork of one that has imported what every reader
+does, and gives up the same from then on: tests whose files are no strangers' need not wait a sixth of a second for each.
 """
 
 from __future__ import annotations
 
 import atexit
 import builtins
+import fcntl
+import importlib
 import json
 import os
 import runpy
@@ -22,10 +27,11 @@ import threading
 import traceback
 import types
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 ROOT = str(Path(__file__).parents[1])
 MOST_BYTES = 2**17
@@ -33,11 +39,16 @@ MOST_BYTES = 2**17
 
 
 @cache
-def place() -> str:
+def place(what: str = "zoo") -> str:
     """Start the process that forks, once a worker, and tell where it listens; it ends with this one, whose pipe it reads."""
     folder = tempfile.mkdtemp(prefix="preloaded")
-    environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, "serve", f"{folder}/socket"]
+    if what == "zoo":
+        environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, "serve", f"{folder}/socket"]
+    else:
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+        own = json.dumps([ROOT, *(entry for entry in sys.path if Path(entry).is_absolute())])
+        command = [sys.executable, "-I", "-S", "-X", "utf8", __file__, "serve", f"{folder}/socket", own]
     serving = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     assert serving.stdin is not None
     assert serving.stdout is not None
@@ -59,6 +70,59 @@ def python() -> list[str]:
     return [sys.executable, "-I", "-S", __file__, "ask", place()]
 
 
+class Reader:
+    """What `convert.sandbox` asks of a `subprocess.Popen`, of a fork that is another process's child."""
+
+    def __init__(self, told: Mapping[str, Any], descriptors: tuple[int, ...]) -> None:
+        theirs, questions = os.pipe()
+        answers, back = os.pipe()
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        try:
+            self.link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_BYTES)
+            self.link.connect(place("readers"))
+            message = json.dumps({**told, "descriptors": descriptors}).encode()
+            socket.send_fds(self.link, [message], [theirs, back, quiet, *descriptors])
+            self.pid = int(self.link.recv(100))
+        finally:
+            for end in (theirs, back, quiet):
+                os.close(end)
+        self.returncode: int | None = None
+        self.stdin: IO[bytes] = os.fdopen(questions, "wb", buffering=0)
+        self.stdout: IO[bytes] = os.fdopen(answers, "rb", buffering=0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.link.settimeout(timeout)
+            try:
+                self.returncode = os.waitstatus_to_exitcode(int(self.link.recv(100)))
+            except TimeoutError as error:
+                raise subprocess.TimeoutExpired("reader", timeout or 0) from error
+            self.link.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired, BlockingIOError):
+            self.wait(0)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def reader(descriptors: tuple[int, ...], environment: Mapping[str, str], folder: str | None) -> Reader:
+    """Do what `convert.sandbox._started` does."""
+    from convert import sandbox
+
+    kept = {name: os.environ[name] for name in sandbox.KEPT if name in os.environ} | sandbox.ALONE | dict(environment)
+    here = {"", str(Path.cwd())}
+    places = [ROOT, *(entry for entry in sys.path if entry not in here and Path(entry).is_absolute())]
+    told = {"environment": kept | dict.fromkeys(sandbox.OWN, folder or os.devnull), "folder": folder or os.sep, "places": places}
+    return Reader(told, descriptors)
+
+
 def ask(where: str, arguments: list[str]) -> NoReturn:
     """Be the client: end as the fork ends."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
@@ -74,9 +138,21 @@ def ask(where: str, arguments: list[str]) -> NoReturn:
     os._exit(os.waitstatus_to_exitcode(status))
 
 
-def serve(where: str) -> None:
+def serve(where: str, places: str = "") -> None:
     """Import, then fork for each client, until the worker that started this is gone."""
-    import zoo  # noqa: F401
+    if places:
+        sys.path[:] = json.loads(places)
+        for name in ("weights", "convert"):  # as convert.sandbox.START has them
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__path__ = [f"{ROOT}/{name}"]
+        from convert import _reader, formats
+
+        assert _reader.main
+
+        for format in formats.formats():
+            importlib.import_module(f"convert.formats.{format}")
+    else:
+        import zoo  # noqa: F401
 
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(where)
@@ -106,15 +182,38 @@ def serve(where: str) -> None:
             os.kill(links[link], signal.SIGKILL)  # the client has nothing to say but that it is gone
         if listening in ready:
             link, _ = listening.accept()
-            message, streams, _, _ = socket.recv_fds(link, MOST_BYTES, 3)
+            message, streams, _, _ = socket.recv_fds(link, MOST_BYTES, 9)
             if not (child := os.fork()):
                 try:
-                    run(json.loads(message), streams)
+                    (read if places else run)(json.loads(message), streams)
                 finally:
                     os._exit(70)
             links[link] = child
+            if places:
+                link.send(str(child).encode())
             for stream in streams:
                 os.close(stream)
+
+
+def read(told: dict[str, Any], streams: list[int]) -> NoReturn:
+    """Be the fork: a reader, as `convert.sandbox.START` begins one."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 500) for stream in streams]  # out of the way of the numbers that they get
+    for number, stream in zip((0, 1, 2, *told["descriptors"]), high, strict=True):
+        os.dup2(stream, number)
+    low = 3
+    for number in sorted(told["descriptors"]):
+        os.closerange(low, number)
+        low = number + 1
+    os.closerange(low, 1000)
+    os.environ.clear()
+    os.environ.update(told["environment"])
+    os.chdir(told["folder"])
+    sys.path[:] = told["places"]
+    sys.modules["convert._reader"].main()
+    os._exit(0)
 
 
 def run(told: dict[str, Any], streams: list[int]) -> NoReturn:
@@ -164,4 +263,4 @@ def run(told: dict[str, Any], streams: list[int]) -> NoReturn:
 if __name__ == "__main__":
     if sys.argv[1] == "ask":
         ask(sys.argv[2], sys.argv[3:])
-    serve(sys.argv[2])
+    serve(*sys.argv[2:])

@@ -74,13 +74,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture(scope="module")
+def torch_s() -> float:
+    return float(run(TORCH))
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_computes_nothing_loads_no_torch_and_is_small(name: str, folder: Path) -> None:
-    """Below 100 MB; its processor time is compared with that of importing torch, for a busy machine takes longer for both."""
+def test_a_command_that_computes_nothing_loads_no_torch_and_is_small(name: str, folder: Path, torch_s: float) -> None:
+    """Below 100 MB; its processor time is compared with that of importing torch, for a busy machine takes longer for both.
+
+    Where it took more than half of that, both are measured again, beside each other.
+    """
     found = json.loads(run(COMMAND, *COMMANDS[name], cwd=folder))
     assert (found["code"], found["heavy"]) == (0, [])
     assert found["peak_mb"] < 100
-    assert any(json.loads(run(COMMAND, *COMMANDS[name], cwd=folder))["cpu_s"] < float(run(TORCH)) / 2 for _ in range(3))
+    again = (json.loads(run(COMMAND, *COMMANDS[name], cwd=folder))["cpu_s"] < float(run(TORCH)) / 2 for _ in range(3))
+    assert found["cpu_s"] < torch_s / 2 or any(again)
 
 
 def test_completion_of_a_networks_name_loads_neither_torch_nor_a_command_of_another_name() -> None:

@@ -98,7 +98,7 @@ def located(model: str | None = None) -> list[Located]:
     if model is None:
         return _rows(lambda text: True)
     named = re.compile(rf"\b{re.escape(model)}\b")
-    return [one for one in _rows(lambda text: named.search(text) is not None) if one.row.model == model]
+    return [one for one in _rows(lambda text: model in text and named.search(text) is not None) if one.row.model == model]
 
 
 def _merged(rows: list[Located]) -> tuple[Checkpoint, ...]:
@@ -266,9 +266,9 @@ def _rows(wanted: Callable[[str], bool]) -> list[Located]:
                 stat = path.stat()
             except OSError as error:
                 raise BadRecord(f"{path}: {error.strerror}") from error
-            text = _text(path, stat.st_mtime_ns, stat.st_size)
-            if wanted(text):
-                parts = [t for t in re.split(r"^(?=\[)", text, flags=re.MULTILINE) if wanted(t)] if folder == SHIPPED else [text]
+            key = path, stat.st_mtime_ns, stat.st_size
+            if wanted(text := _text(*key)):
+                parts = [table for table in _tables(*key) if wanted(table)] if folder == SHIPPED else [text]
                 read = _parse_shipped if folder == SHIPPED else _parse
                 rows += [Located(row, path, rank) for part in parts for row in read(part, path)]
     return rows
@@ -283,6 +283,11 @@ def _text(path: Path, mtime_ns: int, size_bytes: int) -> str:
         return read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BadRecord(f"{path}: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _tables(path: Path, mtime_ns: int, size_bytes: int) -> tuple[str, ...]:
+    return tuple(re.split(r"^(?=\[)", _text(path, mtime_ns, size_bytes), flags=re.MULTILINE))
 
 
 @lru_cache(maxsize=4096)

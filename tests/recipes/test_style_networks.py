@@ -64,7 +64,7 @@ def test_training_needs_pytorch_numpy_and_pillow_alone(prepared: Path, tmp_path:
     told = ["train", str(prepared), "--out", str(tmp_path), *TRAIN]
     recipes = str(Path(style_networks.__file__).parent)
     code = f"import sys; {blocked}; sys.path.insert(0, {recipes!r}); import style_networks as recipe; recipe.main({told!r})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "woodcut 1/1: loss" in done.stdout
     facts = json.loads((tmp_path / "woodcut.json").read_text())

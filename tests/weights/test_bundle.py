@@ -591,7 +591,7 @@ def fatal(*args):
 pathlib.Path.replace = fatal
 unbundle({str(tar)!r})
 """
-    ended = subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode
+    ended = subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode
     assert ended in (-signal.SIGKILL, 0)
     assert all(of(data) == Path(name).name for name, data in installed(tmp_path / "elsewhere").items() if "blobs" in name)
     unbundle(tar)

@@ -110,7 +110,7 @@ def convert(source, destination, row):
     os.kill(os.getpid(), signal.SIGKILL)
 weights.get(weights.adhoc("ResNet20", {hub.file("w.pth", PICKLE)!r}), to_safetensors=convert)
 """
-    run = subprocess.run([sys.executable, "-c", code], check=False, timeout=30)
+    run = subprocess.run([sys.executable, "-c", code], check=False, timeout=300)
     assert run.returncode == -signal.SIGKILL
     assert PICKLE in cached().values()
     weights.get(record(hub.file("other", data)))
@@ -134,7 +134,7 @@ def fatal(*args, **more):
 setattr(where, {step!r}, fatal)
 weights.get(weights.adhoc("ResNet20", {url!r}))
 """
-        ended.append(subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode)
+        ended.append(subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode)
         assert all(hashlib.sha256(content).hexdigest() == name[-64:] for name, content in cached().items() if name.startswith("blobs"))
     assert ended[0] == -signal.SIGKILL
     assert set(ended) <= {0, -signal.SIGKILL}  # a step may happen fewer than three times

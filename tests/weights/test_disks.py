@@ -44,7 +44,7 @@ for url in sys.argv[1:]:
 
 
 def run(code: str, *arguments: object) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

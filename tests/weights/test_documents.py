@@ -41,10 +41,10 @@ BAD_TOML: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("refuse", [MalformedFile, BadRecord])
 def test_bad_json_is_one_error_that_says_where_and_what_to_do(kind: str, refuse: type[Exception]) -> None:
     data, said = BAD_JSON[kind]
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(refuse, match=rf"^note\.json {said}.*\. Delete it\.$") as caught:
         read_json(data, "note.json", "Delete it.", refuse=refuse, most_bytes=1 << 16 if kind == "too long" else 1 << 24)
-    assert time.monotonic() - began < 1
+    assert time.process_time() - began < 1
     assert "\x1b" not in str(caught.value)
     assert isinstance(caught.value, LimitExceeded) == (refuse is MalformedFile and ("nested" in said or "more than" in said))
 

@@ -185,6 +185,6 @@ def test_the_caches_are_found_by_the_variables_of_their_owners(monkeypatch: pyte
             monkeypatch.delenv(name, raising=False)
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
-        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300).stdout.strip()
         assert str(hugging_face_cache()) == shown
         assert str(torch_cache().parent) == str(Path(torch.hub.get_dir()).expanduser())

@@ -68,7 +68,7 @@ def test_processes_killed_at_random_moments_leave_what_the_next_one_resumes(
             time.sleep(0.005)
         time.sleep(draw.random() * 0.05)
         run.send_signal(draw.choice(signals))
-        run.communicate(timeout=60)
+        run.communicate(timeout=300)
         check_blobs(cached)
         parts = [path for path in (own_cache / "partial").iterdir() if path.suffix == ".part"]
         assert len(parts) <= 1, turn
@@ -158,7 +158,7 @@ def test_a_lock_that_is_held_for_ever_is_waited_for_by_a_clock_that_does_not_jum
         monkeypatch.setattr(time, "time", lambda: real() + (years * 3e7 if next(calls) > 3 else 0))
         began = time.monotonic()
         assert bytes(weights.open_weights(row)) == data
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 300  # by the clock that jumped it would be years
 
 
 @pytest.mark.parametrize("years", [-10, 10])
@@ -380,7 +380,7 @@ os.truncate(path, 1)
 print(hashlib.sha256(found).hexdigest())
 """
     run = start(code, hub.file("w.safetensors", data))
-    shown, complaint = run.communicate(timeout=60)
+    shown, complaint = run.communicate(timeout=300)
     assert (run.returncode, shown.strip()) == (0, hashlib.sha256(data).hexdigest()), complaint
 
 

@@ -66,7 +66,7 @@ def serve() -> Iterator[Callable[..., Server]]:
 
 
 def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=300)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
@@ -344,12 +344,12 @@ def test_a_client_holds_a_few_connections_and_leaves_room_for_others(
 ) -> None:
     monkeypatch.setattr("weights.serving.EACH", 2)
     server = serve(folder)
-    idle = [socket.create_connection(server.server_address[:2], timeout=5) for _ in range(2)]
+    idle = [socket.create_connection(server.server_address[:2], timeout=300) for _ in range(2)]
     while server.held["127.0.0.1"] < 2:
         time.sleep(0.01)
-    with socket.create_connection(server.server_address[:2], timeout=5) as third:
+    with socket.create_connection(server.server_address[:2], timeout=300) as third:
         assert third.recv(100).startswith(b"HTTP/1.1 503 ")
-    with socket.create_connection(server.server_address[:2], timeout=5, source_address=("127.0.0.2", 0)) as other:
+    with socket.create_connection(server.server_address[:2], timeout=300, source_address=("127.0.0.2", 0)) as other:
         other.sendall(f"GET /{of(data)} HTTP/1.0\r\n\r\n".encode())
         assert other.recv(100).startswith(b"HTTP/1.1 200 ")
     for one in idle:
@@ -362,7 +362,7 @@ def test_a_client_holds_a_few_connections_and_leaves_room_for_others(
 @pytest.mark.parametrize("how", ["Content-Length: {}", "Transfer-Encoding: chunked\r\nX: {}"])
 def test_a_request_with_a_body_is_answered_once(folder: Path, serve: Callable[..., Server], data: bytes, how: str) -> None:
     hidden = f"GET /{of(data)} HTTP/1.1\r\nHost: a\r\n\r\n"
-    with socket.create_connection(serve(folder).server_address[:2], timeout=5) as raw:
+    with socket.create_connection(serve(folder).server_address[:2], timeout=300) as raw:
         raw.sendall(f"GET / HTTP/1.1\r\nHost: a\r\n{how.format(len(hidden))}\r\n\r\n{hidden}".encode())
         answer = b""
         with contextlib.suppress(ConnectionError):  # what it did not read is told so
@@ -375,7 +375,7 @@ def test_a_request_with_a_body_is_answered_once(folder: Path, serve: Callable[..
 def test_garbage_does_not_stop_the_server(folder: Path, serve: Callable[..., Server], data: bytes) -> None:
     server = serve(folder)
     for garbage in (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 50, b"GET /" + b"x" * 70_000):
-        with socket.create_connection(server.server_address[:2], timeout=5) as raw:
+        with socket.create_connection(server.server_address[:2], timeout=300) as raw:
             raw.sendall(garbage)
     assert ask(server, f"/{of(data)}")[1] == data
 

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from weights.mirror import Report
     from weights.serving import Served
 
-ModelsArgument = Annotated[
-    list[str], typer.Argument(metavar="MODEL", autocompletion=names, help="Networks, ResNet50 or ResNet50:imagenet1k_v1.")
-]
-
 
 def bundle(
     models: Annotated[

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +151,14 @@ def versions() -> dict[str, str]:
     from zoo import __version__
 
     found = {"kernelzoo": __version__, "python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+    return found | _installed()
+
+
+@cache
+def _installed() -> dict[str, str]:
+    """Name the versions of optional packages, whose descriptions take as long to read as a small network takes to be converted."""
+    found: dict[str, str] = {}
     for package in ("h5py", "onnx", "scipy", "pymongo", "keras", "onnxruntime"):
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import torch
 
@@ -55,6 +54,8 @@ def size(variant: str) -> tuple[int, int]:
 
 def build(variant: str) -> Any:
     """Make Keras's network; it states logits."""
+    import keras
+
     function, arguments = APPLICATIONS[variant]
     make = getattr(keras.applications, function)
     return make(weights=None, classes=CLASSES, classifier_activation=None, input_shape=(*size(variant), 3), **arguments)
@@ -96,6 +97,8 @@ def images(variant: str, count: int = 2) -> np.ndarray:
 
 def prepared(variant: str, model: Any, pictures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Prepare images for Keras's network and for ours: EfficientNet, ConvNeXt and MobileNetV3 scale their own."""
+    import keras
+
     theirs = pictures
     if variant.startswith("ConvNeXt"):
         mean, deviation = (np.array(each).reshape(1, 3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
@@ -112,6 +115,8 @@ def prepared(variant: str, model: Any, pictures: np.ndarray) -> tuple[np.ndarray
 
 
 def logits_of_keras(model: Any, inputs: np.ndarray) -> np.ndarray:
+    import keras
+
     return np.asarray(keras.ops.convert_to_numpy(model(inputs, training=False)))
 
 

@@ -8,12 +8,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import torch
 from applications import LARGE, apart, build, images, logits, logits_of_keras, ours, prepared, randomise
-from keras.src.applications import nasnet as keras_nasnet
 
 import zoo
 from convert import conversion, formats, names, writing
@@ -93,6 +91,8 @@ SHOWN = (
 
 @pytest.mark.parametrize("variant", [v if v in SHOWN else pytest.param(v, marks=pytest.mark.long) for v in APPLICATIONS])
 def test_logits_agree_both_ways(variant: str, tmp_path: Path) -> None:
+    import keras
+
     model = build(variant)
     randomise(model, variant)
     network = ours(variant)
@@ -131,6 +131,8 @@ def test_logits_agree_both_ways(variant: str, tmp_path: Path) -> None:
 
 def nasnet(variant: str) -> Any:
     """Keras refuses to build its NASNetMobile over torch, but not what that function calls."""
+    from keras.src.applications import nasnet as keras_nasnet
+
     cls: Any = zoo.CATALOGUE[variant]
     sizes: dict[str, Any] = {"penultimate_filters": cls.penultimate, "num_blocks": cls.repeats, "stem_block_filters": cls.stem_channels}
     sizes |= {"weights": None, "classifier_activation": None}
@@ -164,6 +166,8 @@ def test_nasnets_logits_agree_both_ways(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", ["NASNetAMobile", pytest.param("NASNetALarge", marks=pytest.mark.long)])
 def test_nasnets_rows_come_in_the_order_of_keras_layers(variant: str) -> None:
+    import keras
+
     with keras.device("meta"):
         model = nasnet(variant)
     assert_in_order(model, ours(variant))
@@ -171,6 +175,8 @@ def test_nasnets_rows_come_in_the_order_of_keras_layers(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", WHOLE)
 def test_rows_come_in_the_order_of_keras_layers(variant: str) -> None:
+    import keras
+
     with keras.device("meta"):
         model = build(variant)
     assert_in_order(model, ours(variant))
@@ -234,6 +240,8 @@ def test_without_one_of_the_namings_options_the_logits_are_others(variant: str, 
 
 
 def test_mobilenet_v3_built_for_any_size_pads_as_for_even_ones() -> None:
+    import keras
+
     model = keras.applications.MobileNetV3Small(weights=None, classes=10, classifier_activation=None, include_preprocessing=False)
     randomise(model, "MobileNetV3Small")
     x = np.random.default_rng(0).uniform(-1, 1, (1, 3, 66, 75)).astype(np.float32)
@@ -264,6 +272,8 @@ def _by_hand(rows: list[Row], weights: dict[str, list[np.ndarray]], wanted: dict
 
 @pytest.mark.parametrize("variant", [name for name in APPLICATIONS if name not in LARGE and not name.startswith("VGG")])
 def test_preprocessing_is_what_keras_does(variant: str) -> None:
+    import keras
+
     functions = {
         "ResNet50V2": keras.applications.resnet_v2,
         "ResNet": keras.applications.resnet,

@@ -68,10 +68,13 @@ def has(cls: type[Model]) -> bool:
     return bool(names.rows("transformers", cls, shapes)) and cls.params < MOST and cls.__name__ not in ("ResNetAA50", "ConvNeXt_XXLarge")
 
 
-SUBJECTS = [
-    *THIN,
-    *(cls if name in SHOWN else pytest.param(cls, marks=pytest.mark.long) for name, cls in zoo.CATALOGUE.items() if has(cls)),
-]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Ask every network for its names only where the long tests are run: building 300 of them takes seconds of each collection."""
+    if "subject" in metafunc.fixturenames:
+        shown = [*THIN, *(zoo.CATALOGUE[name] for name in SHOWN)]
+        asked = zoo.CATALOGUE.values() if "long" in metafunc.config.getoption("markexpr") else ()
+        others = [pytest.param(cls, marks=pytest.mark.long) for cls in asked if cls not in shown and has(cls)]
+        metafunc.parametrize("subject", [*shown, *others])
 
 
 def theirs(cls: type[Model], **more: Any) -> nn.Module:
@@ -164,8 +167,8 @@ def images(cls: type[Model]) -> Tensor:
     return torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("cls", SUBJECTS)
-def test_files_of_transformers_compute_the_same_and_come_back(cls: type[Model], tmp_path: Path) -> None:
+def test_files_of_transformers_compute_the_same_and_come_back(subject: type[Model], tmp_path: Path) -> None:
+    cls = subject
     model = drawn(cls)
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

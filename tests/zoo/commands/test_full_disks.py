@@ -41,7 +41,7 @@ def test_a_conversion_that_can_not_be_written_leaves_the_old_file(tmp_path: Path
     destination = tmp_path / "out" / "out.safetensors"
     destination.write_bytes(b"as it was")
     command = [*python(), "-c", CONVERTS, str(tmp_path / "x.pth"), str(destination), "0", "1000", "1000000"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if line.endswith("True")] == ["1 True True"] * 4 + ["0 False True"]
     assert done.stderr.count("File too large") == 3
@@ -52,5 +52,5 @@ def test_a_conversion_that_can_not_be_written_leaves_the_old_file(tmp_path: Path
 def test_what_is_written_to_a_full_disk_is_one_message() -> None:
     command = [sys.executable, "-m", "zoo", "list"]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (1, "error: [Errno 28] No space left on device\n")

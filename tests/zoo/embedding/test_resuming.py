@@ -50,7 +50,7 @@ def killed(photos: Path, script: Path, out: Path, at_least: int, workers: int = 
     finally:
         process.kill()
         process.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300  # what lives on does so for ever
     while left := in_session(process.pid):
         assert time.monotonic() < deadline, f"processes {left} outlive the one that started them"
         time.sleep(0.05)

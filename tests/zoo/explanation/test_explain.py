@@ -180,7 +180,8 @@ def test_a_bfloat16_network_has_the_float32_networks_map(small: Model, images: T
     "name", ["gradcam", "scorecam", "ablationcam", "integrated-gradients", "occlusion", "guided-gradcam", "lrp", "rise"]
 )
 def test_a_batch_is_its_images_one_by_one(name: str, small: Model, images: Tensor) -> None:
-    options = {"rise": {"masks": 20}, "integrated-gradients": {"most": 32}}.get(name, {})
+    few = {"rise": {"masks": 20}, "integrated-gradients": {"most": 32}, "occlusion": {"window": 8, "stride": 8}}
+    options = few.get(name, {})
     together = explain(small, images, method=name, target=1, options=options)
     for index, one in enumerate(together):
         alone = explain(small, images[index], method=name, target=1, options=options)

@@ -43,7 +43,7 @@ def test_two_processes_end_where_one_ends_copied_or_divided(photos: Path, tmp_pa
         "data": str(photos),
         "from_scratch": True,
         "batch_size": 12,
-        "epochs": 3,
+        "epochs": 2,
         "lr": 0.05,
         "head_epochs": 1,
         "device": "cpu",

@@ -91,7 +91,7 @@ SOURCES: dict[str, tuple[str, Callable[[Path], object]]] = {
 def test_memory_is_bounded_by_the_file(name: str, tmp_path: Path) -> None:
     wanted, write = SOURCES[name]
     write(tmp_path / "a.parquet")
-    done = subprocess.run([*python(), "-c", READ, str(tmp_path / "a.parquet")], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([*python(), "-c", READ, str(tmp_path / "a.parquet")], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     outcome, grown = json.loads(done.stdout)
     assert grown <= 2 * (tmp_path / "a.parquet").stat().st_size + 200 * 2**20
@@ -101,7 +101,7 @@ def test_memory_is_bounded_by_the_file(name: str, tmp_path: Path) -> None:
 
 def test_a_list_takes_little_more_than_its_lines(tmp_path: Path) -> None:
     (tmp_path / "a.lst").write_text("".join(f"{number:x}\n" for number in range(800_000)))
-    done = subprocess.run([*python(), "-c", READ, str(tmp_path / "a.lst")], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([*python(), "-c", READ, str(tmp_path / "a.lst")], capture_output=True, text=True, check=False, timeout=300)
     outcome, grown = json.loads(done.stdout)
     assert outcome == "read"
     assert grown <= 2 * (tmp_path / "a.lst").stat().st_size + 200 * 2**20

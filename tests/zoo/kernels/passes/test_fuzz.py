@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,11 +21,23 @@ HEADS = ["mean", "flat", "map"]
 CPU = Setting(torch.device("cpu"), torch.float64)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(ops(), st.sampled_from([1, 3, 4]), st.integers(5, 12), st.sampled_from(HEADS), st.integers(0, 99), st.integers(0, 3))
-def test_random_networks_compute_the_same_after_the_passes(
-    drawn: list[Op], channels: int, size: int, head: str, seed: int, merging: int
-) -> None:
+drawings = given(ops(), st.sampled_from([1, 3, 4]), st.integers(5, 12), st.sampled_from(HEADS), st.integers(0, 99), st.integers(0, 3))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawings
+def test_random_networks_compute_the_same_after_the_passes(*drawn: Any) -> None:
+    compare(*drawn)
+
+
+@pytest.mark.long
+@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawings
+def test_more_random_networks_compute_the_same(*drawn: Any) -> None:
+    compare(*drawn)
+
+
+def compare(drawn: list[Op], channels: int, size: int, head: str, seed: int, merging: int) -> None:
     network = Random(drawn, channels, size, head, seed).double()
     x = torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(seed)).double()
     with torch.no_grad():
