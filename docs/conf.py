@@ -38,6 +38,7 @@ CONTENTS = {
         "own-network",
         "gpu",
         "training",
+        "recurrent",
         "airgap",
         "adding",
     ],
