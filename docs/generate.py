@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from making import api, commands, confined, formats, law, models, networks
+from making import api, commands, confined, formats, law, models, networks, speeds
 
 DOCS = Path(__file__).parent
 
@@ -26,6 +26,7 @@ def pages() -> dict[str, str | bytes]:
         **api.write(),
         **confined.write(),
         **law.write(),
+        **speeds.write(),
     }
 
 

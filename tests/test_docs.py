@@ -120,7 +120,7 @@ def test_what_is_written_from_registries_is_not_stale(generate: ModuleType, mode
         """What the page says, as it is counted elsewhere: all of them would take ten seconds."""
         return float(counted[cls.__name__].replace(",", ""))
 
-    writers = (generate.formats, generate.commands, generate.api, generate.confined, generate.law)
+    writers = (generate.formats, generate.commands, generate.api, generate.confined, generate.law, generate.speeds)
     rest = {name: text for writer in writers for name, text in writer.write().items()}
     assert generate.stale({**models.write(models.record(), count), **rest}) == []
 
