@@ -17,7 +17,7 @@ def facts(c: Checkpoint) -> dict[str, str]:
         "accuracy": ", ".join(f"{k} {v:g} %" for k, v in c.metrics.items()) + (f" on {c.metrics_data}" if c.metrics_data else ""),
         "preprocessing": preprocessing(c.preprocessing),
         "sources": "\n".join(c.sources),
-        "else": "\n".join(f"{other.source} ({other.format})" for other in c.alternatives),
+        "other files": "\n".join(f"{other.source} ({other.format})" for other in c.alternatives),
         "sha256": known,
         "digest": f"{c.digest} ({in_words(c.digest)}, weaker than a SHA-256)" if c.digest else "",
         "licence": c.license + (f": {told}" if (told := restriction(c)) else ""),

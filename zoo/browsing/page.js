@@ -90,7 +90,7 @@ const filter = () => {
 
 // The chart.
 const ticks = (low, high, log) => {
-  const many = 7;
+  const many = 8;
   if (!log) {
     const rough = (high - low) / many;
     const power = 10 ** Math.floor(Math.log10(rough));
@@ -171,7 +171,7 @@ const draw = () => {
     const chosen = state.card.includes(one.at) ? " chosen" : "";
     parts.push(`<path class="point ${kind(familyOf(row))}${chosen}" d="${shape(familyOf(row))}" transform="${at}" data-at="${one.at}" role="button" tabindex="${one.at === tab ? 0 : -1}" aria-label="${escaped(says(one))}"/>`);
   });
-  parts.push(labels(best, wide - right, top));
+  parts.push(labels(best, left, wide - right, top, faster));
   const about = `${placed.length} checkpoints, ${ACCURACIES[state.y].label} against ${axis.label}. The table below has the same figures.`;
   $("chart").innerHTML = `<svg viewBox="0 0 ${wide} ${high}" role="group" aria-label="${escaped(about)}">${parts.join("")}</svg><div id="tip" hidden></div>`;
 };
@@ -180,13 +180,13 @@ const says = (one) => {
   const about = axis.about && axis.about(ROWS[one.at]) ? "about " : "";
   return `${named(ROWS[one.at])}: ${figure(one.vy, 4)} ${ACCURACIES[state.y].label.split(",")[0]}, ${about}${figure(one.vx)} ${axis.short}`;
 };
-const labels = (best, end, top) => {
+const labels = (best, left, right, top, faster) => {
   const taken = [];
   return [...best].reverse().map((one) => {
     const name = ROWS[one.at].network;
     const wide = name.length * 7 + 4;
     const y = one.y - 9 < top + 8 ? one.y + 18 : one.y - 9;
-    const x = Math.min(one.x + 4, end - wide);
+    const x = faster ? Math.min(one.x + 4, right - wide) : Math.max(one.x - wide, left); // the side on which no point is
     if (taken.some((box) => x < box.x + box.wide && box.x < x + wide && Math.abs(box.y - y) < 15)) return "";
     taken.push({ x, y, wide });
     return `<text class="name" aria-hidden="true" x="${x.toFixed(1)}" y="${y.toFixed(1)}">${escaped(name)}</text>`;
@@ -293,20 +293,28 @@ const entries = (row) => {
   const speeds = SPEEDS.map((one, at) => [one, speedAt(at)(row)]).filter(([, value]) => value !== null);
   const facts = Object.fromEntries(Object.entries(row.facts).map(([key, at]) => [key, TEXTS[at]]));
   const whole = /^[0-9a-f]{64}/.exec(facts.sha256 || "");
-  const { sha256, network, ...others } = facts;
-  const shown = Object.entries(others).map(([key, text]) => [key, text, linked(text)]);
-  const paper = TEXTS[row.paper];
+  const { accuracy, licence, preprocessing, sources, sha256, network, ...others } = facts;
+  const fact = (key, text) => [key, text || "", text ? linked(text) : ""];
+  const speed = ([one, value]) => {
+    const when = [one.when, one.versions].filter(Boolean).join(", ");
+    return `${figure(value, 4)} images/s, ${escaped(one.label)} <small>(${escaped(when)})</small>`;
+  };
+  const hash = whole ? copied(whole[0], `the SHA-256 of ${name}`) + linked(sha256.slice(64)) : linked(sha256 || "");
+  const paper = TEXTS[row.paper] ? ` <a href="${escaped(TEXTS[row.paper])}" rel="noreferrer">Paper</a>` : "";
   return [
-    ["family", TEXTS[familyOf(row)], escaped(TEXTS[familyOf(row)])],
     ["Python", row.code, copied(row.code, `the Python lines of ${name}`)],
     ["command", row.command, copied(row.command, `the command of ${name}`)],
-    ["speed", JSON.stringify(speeds.map(([, value]) => value)), speeds.map(([one, value]) => `${figure(value, 4)} images/s, ${escaped(one.label)} <small>(${escaped([one.when, one.versions].filter(Boolean).join(", "))})</small>`).join("\n")],
+    ...(DATA.mine ? [["here", row.here, escaped(row.here || "nothing")]] : []),
+    fact("accuracy", accuracy),
+    ["speed", JSON.stringify(speeds), speeds.map(speed).join("\n")],
     ["GMACs", String(row.gmacs), row.gmacs === null ? "" : `${figure(row.gmacs)} for ${row.side} x ${row.side} px${row.scaled ? ", scaled by area from the network's own size" : ""}`],
     ["file", String(row.mb), `${figure(row.mb)} MB${row.guess ? ", as the parameters in float32: nobody states its size" : ""}`],
-    ...(DATA.mine ? [["here", row.here, escaped(row.here)]] : []),
-    ...shown,
-    ["sha256", sha256 || "", sha256 ? (whole ? copied(whole[0], `the SHA-256 of ${name}`) + linked(sha256.slice(64)) : linked(sha256)) : ""],
-    ["about", network || "", escaped(network || "") + (paper ? ` <a href="${escaped(paper)}" rel="noreferrer">Paper</a>` : "")],
+    fact("licence", licence),
+    fact("preprocessing", preprocessing),
+    fact("sources", sources),
+    ["sha256", sha256 || "", hash],
+    ...Object.entries(others).map(([key, text]) => fact(key, text)),
+    ["network", `${network} ${paper}`, `${escaped(TEXTS[familyOf(row)])}. ${escaped(network || "")}${paper}`],
   ];
 };
 const card = () => {
@@ -325,7 +333,7 @@ const card = () => {
   });
   const keep = state.kept === null ? "Compare with another" : "Stop comparing";
   const hint = state.kept !== null && rows.length === 1 ? "<p>Now choose another point or row: it comes beside this one.</p>" : "";
-  const heads = rows.length > 1 ? `<thead><tr><td></td>${rows.map((row) => `<th scope="col">${escaped(named(row))}</th>`).join("")}</tr></thead>` : "";
+  const heads = rows.length > 1 ? `<thead><tr><td class="first"></td>${rows.map((row) => `<th scope="col">${escaped(named(row))}</th>`).join("")}</tr></thead>` : "";
   box.innerHTML = `<div class="bar"><h2 id="card-title">${rows.map((row) => escaped(named(row))).join(" and ")}</h2><button type="button" id="keep" aria-pressed="${state.kept !== null}">${keep}</button><button type="button" id="close">Close</button></div>${hint}<table>${heads}<tbody>${body.join("")}</tbody></table>`;
   state.card.forEach((at) => {
     document.querySelectorAll(`[data-at="${at}"]`).forEach((one) => (one.closest("tr") || one).classList.add("chosen"));

@@ -28,6 +28,8 @@ METRICS = {
 }
 """What accuracies are called."""
 TITLE = "kernelzoo: every checkpoint"
+MADE_BY = '<meta name="generator" content="zoo browse">'
+"""What tells such a page from another one, in its first lines."""
 
 
 def page(rows: Sequence[Row], measured: Iterable[Measured], *, mine: bool = False, version: str = "") -> str:
@@ -58,6 +60,7 @@ def page(rows: Sequence[Row], measured: Iterable[Measured], *, mine: bool = Fals
         ]
     )
     parts = {
+        "MADE": MADE_BY,
         "POLICY": escape(policy),
         "TITLE": escape(f"{TITLE}, with what this machine has" if mine else TITLE),
         "STYLE": style,
