@@ -19,6 +19,7 @@ import loopback
 import numpy as np
 import pytest
 import torch
+from browser import chromium
 from order import shuffle
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # before anybody imports it: its own choice is TensorFlow, and slow to load
@@ -77,6 +78,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         absent.add("kerashub")
     if importlib.util.find_spec("cudnn") is None:
         absent.add("cudnn")
+    if importlib.util.find_spec("playwright") is None or chromium() is None:
+        absent.add("browser")
     absent |= {name for name in ("long", "mounts") if name not in config.getoption("markexpr")}
     if not (REAL / "real" / "INDEX.md").is_file():
         absent.add("real")
