@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ CONTENTS = {
         "adding",
     ],
     "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead", "from-torch-jl"],
-    "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
+    "Tables": ["browse", "models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
     "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes", "notes/any-network"],
 }
 """The pages under the headings of the navigation. A page that is missing here is a warning, and so an error."""
@@ -56,7 +57,32 @@ def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
             source[0] += "\n".join(["", "", "```{toctree}", ":hidden:", f":caption: {heading}", "", *pages, "```", ""])
 
 
+PAGE = "checkpoints.html"
+"""The page of all checkpoints among the built ones: `zoo browse` makes the same."""
+LINK = f'<p><a href="{PAGE}"><strong>Open the page here</strong></a></p>'
+
+
+def add_link(app: Sphinx, page: str, source: list[str]) -> None:
+    """Link to the page of all checkpoints, which is there only where the documents are built."""
+    del app
+    if page == "browse":
+        source[0] = source[0].replace("<!-- page -->", LINK)
+
+
+def add_page(app: Sphinx, error: Exception | None) -> None:
+    """Write the page of all checkpoints beside the built ones."""
+    if error is None and app.builder.format == "html":
+        from zoo import __version__
+        from zoo.browsing.measured import shipped
+        from zoo.browsing.page import page
+        from zoo.browsing.rows import rows
+
+        (Path(app.outdir) / PAGE).write_text(page(rows(), shipped(), version=__version__), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Hook in."""
     app.connect("source-read", add_contents)
+    app.connect("source-read", add_link)
+    app.connect("build-finished", add_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
