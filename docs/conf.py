@@ -23,6 +23,7 @@ myst_heading_anchors = 4
 highlight_language = "none"
 pygments_dark_style = "monokai"
 
+NOTES = ["notes/five-minutes", "notes/any-network", "notes/browse"]
 CONTENTS = {
     "Begin": ["tour", "proven"],
     "Tasks": [
@@ -44,7 +45,7 @@ CONTENTS = {
     ],
     "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead", "from-torch-jl"],
     "Tables": ["browse", "models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
-    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes", "notes/any-network"],
+    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", *NOTES],
 }
 """The pages under the headings of the navigation. A page that is missing here is a warning, and so an error."""
 

@@ -25,13 +25,16 @@ HEAD = """\
 # Networks and checkpoints
 
 {networks} networks for classification with {checkpoints} checkpoints, then networks for other tasks. This page has a line per network.
-[`zoo browse`](browse.md) has every checkpoint, with filters, sources, licences and hashes. `zoo list` and `zoo info` show the same on the command line.
+[`zoo browse`](browse.md) has every checkpoint, with filters, sources, licences and hashes. `zoo list` and `zoo info` show the same on
+the command line.
 
-- **GMACs** are 10⁹ multiply-adds of convolutions and products for one image of the size in the next column. A test compares the count with what torchvision publishes.
-- **Top-1** is what the publisher states of the default checkpoint, which `trained(NETWORK)` loads. It is in percent, for the checkpoint's own
-  preprocessing, on ImageNet-1k's validation images unless another set is named.
+- **GMACs** are 10⁹ multiply-adds of convolutions and products for one image of the size in the next column. A test compares the count
+  with what torchvision publishes.
+- **Top-1** is what the publisher states of the default checkpoint, which `trained(NETWORK)` loads. It is in percent, for the checkpoint's
+  own preprocessing, on ImageNet-1k's validation images unless another set is named.
 - **Licence** is what the publisher states for the file, *unstated* where nobody does.
-- **Images/s** is the throughput of `fast(network)` at batch 1, 32 and 256: {device}, {dtype}, torch {torch}, from [the record](benchmarks.md). A dash means that nothing was measured.
+- **Images/s** is the throughput of `fast(network)` at batch 1, 32 and 256: {device}, {dtype}, torch {torch}, from
+  [the record](benchmarks.md). A dash means that nothing was measured.
 """
 PLOT = """\
 ## Accuracy against speed
@@ -155,11 +158,7 @@ def _networks(members: list[Variant]) -> str:
     rows = []
     for one in members:
         cls, row = one.cls, one.default
-        facts = (
-            [f"`{row.tag}`", _top1(row), row.license]
-            if row
-            else [NOTHING if not one.rows else "none is the default", NOTHING, NOTHING]
-        )
+        facts = [f"`{row.tag}`", _top1(row), row.license] if row else [NOTHING if not one.rows else "none is the default", NOTHING, NOTHING]
         speeds = [f"{one.speed[batch]:,.0f}" if batch in one.speed else NOTHING for batch in (1, 32, 256)]
         rows.append(
             [

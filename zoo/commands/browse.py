@@ -36,7 +36,8 @@ def html(place: Path | None) -> Path | None:
 
 def browse(
     mine: Annotated[
-        bool, typer.Option("--mine", help="Mark what this machine has: in the cache, installed by pip, added, measured by zoo bench --save.")
+        bool,
+        typer.Option("--mine", help="Mark what this machine has: in the cache, installed by pip, added, measured by zoo bench --save."),
     ] = False,
     bench: Annotated[
         list[Path] | None, typer.Option("--bench", metavar="FILE", help="Offer the speeds of this record of zoo bench; may be repeated.")

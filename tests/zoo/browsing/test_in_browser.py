@@ -110,7 +110,9 @@ def test_every_row_is_there_and_every_point_that_has_both_figures(open_page: Ope
     page.select_option("#y", label="box mAP %, COCO val2017")
     assert "No point to show" in page.locator("#chart").inner_html()
     page.select_option("#x", label="Parameters, millions")
-    assert set(points(page)) == names(lambda row: row.variant.task == "detection" and row.checkpoint is not None and bool(row.checkpoint.metrics))
+    assert set(points(page)) == names(
+        lambda row: row.variant.task == "detection" and row.checkpoint is not None and bool(row.checkpoint.metrics)
+    )
 
 
 def test_filters_leave_what_meets_all_of_them(open_page: Open) -> None:
@@ -120,7 +122,9 @@ def test_filters_leave_what_meets_all_of_them(open_page: Open) -> None:
     tick(page, "Family", "DenseNet")
     assert set(listed(page)) == names(lambda row: row.variant.family in ("VGG", "DenseNet"))
     tick(page, "Licence", "BSD-3-Clause")
-    both = names(lambda row: row.variant.family in ("VGG", "DenseNet") and row.checkpoint is not None and row.checkpoint.license == "BSD-3-Clause")
+    both = names(
+        lambda row: row.variant.family in ("VGG", "DenseNet") and row.checkpoint is not None and row.checkpoint.license == "BSD-3-Clause"
+    )
     assert set(listed(page)) == both
     assert both
     assert "(2 in use)" in page.locator("#fold summary").first.inner_text()

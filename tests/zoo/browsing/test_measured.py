@@ -94,7 +94,7 @@ def test_a_damaged_record_is_refused_by_name(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", '{"format": 1, ', "[]", "null", "7"])
 def test_what_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
     (path := tmp_path / "mine.json").write_text(text)
-    with pytest.raises((ValueError, MalformedFile), match="(?i)measure again into another file"):
+    with pytest.raises((ValueError, MalformedFile), match=r"(?i)measure again into another file"):
         read_record(path)
 
 

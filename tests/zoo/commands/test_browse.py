@@ -44,7 +44,9 @@ def test_the_page_is_written_into_the_cache_and_opened(own_cache: Path, opened: 
     assert main(["browse"]) == 0  # again, over the old one
 
 
-def test_the_page_goes_where_it_is_asked_for_and_stays_closed(tmp_path: Path, opened: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_goes_where_it_is_asked_for_and_stays_closed(
+    tmp_path: Path, opened: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["browse", "--out", str(tmp_path / "zoo.html"), "--no-open"]) == 0
     assert main(["browse", "--out", str(tmp_path / "zoo.html"), "--no-open"]) == 0
     assert opened == []
@@ -108,7 +110,13 @@ def test_a_record_that_is_named_is_offered(own_cache: Path, capsys: pytest.Captu
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
-    arguments: list[str], said: str, code: int, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    said: str,
+    code: int,
+    tmp_path: Path,
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("notes.html").write_text("<p>mine</p>")
