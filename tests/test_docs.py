@@ -22,6 +22,7 @@ from documents import DOCS, PAGES, ROOT
 import weights
 import zoo
 from zoo import CATALOGUE, Model
+from zoo.browsing.page import MADE_BY
 
 named = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -98,6 +99,8 @@ def test_the_documents_build_without_a_warning(tmp_path: Path) -> None:
     )
     assert (built.returncode, built.stderr) == (0, "")
     assert (tmp_path / "html" / "index.html").is_file()
+    assert MADE_BY in (tmp_path / "html" / "checkpoints.html").read_text(encoding="utf-8")
+    assert 'href="checkpoints.html"' in (tmp_path / "html" / "browse.html").read_text(encoding="utf-8")
 
 
 def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:

@@ -295,9 +295,15 @@ const entries = (row) => {
   const whole = /^[0-9a-f]{64}/.exec(facts.sha256 || "");
   const { accuracy, licence, preprocessing, sources, sha256, network, ...others } = facts;
   const fact = (key, text) => [key, text || "", text ? linked(text) : ""];
-  const speed = ([one, value]) => {
-    const when = [one.when, one.versions].filter(Boolean).join(", ");
-    return `${figure(value, 4)} images/s, ${escaped(one.label)} <small>(${escaped(when)})</small>`;
+  const machines = new Map(); // what one machine measured alike stands in a line
+  speeds.forEach(([one, value]) => {
+    const how = `${one.machine}, ${one.how}${one.mine ? ", measured by you" : ""}`;
+    machines.set(how, [...(machines.get(how) || []), [one, value]]);
+  });
+  const speed = ([how, found]) => {
+    const rates = found.map(([one, value]) => `${figure(value, 4)} images/s at batch ${one.batch}`).join(", ");
+    const days = [...new Set(found.map(([one]) => [one.when, one.versions].filter(Boolean).join(", ")))].join("; ");
+    return `${escaped(how)}: ${rates} <small>(${escaped(days)})</small>`;
   };
   const hash = whole ? copied(whole[0], `the SHA-256 of ${name}`) + linked(sha256.slice(64)) : linked(sha256 || "");
   const paper = TEXTS[row.paper] ? ` <a href="${escaped(TEXTS[row.paper])}" rel="noreferrer">Paper</a>` : "";
@@ -306,7 +312,7 @@ const entries = (row) => {
     ["command", row.command, copied(row.command, `the command of ${name}`)],
     ...(DATA.mine ? [["here", row.here, escaped(row.here || "nothing")]] : []),
     fact("accuracy", accuracy),
-    ["speed", JSON.stringify(speeds), speeds.map(speed).join("\n")],
+    ["speed", JSON.stringify(speeds), [...machines].map(speed).join("\n")],
     ["GMACs", String(row.gmacs), row.gmacs === null ? "" : `${figure(row.gmacs)} for ${row.side} x ${row.side} px${row.scaled ? ", scaled by area from the network's own size" : ""}`],
     ["file", String(row.mb), `${figure(row.mb)} MB${row.guess ? ", as the parameters in float32: nobody states its size" : ""}`],
     fact("licence", licence),

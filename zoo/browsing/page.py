@@ -102,7 +102,8 @@ def data(rows: Sequence[Row], measured: Iterable[Measured], *, mine: bool = Fals
         ],
         "accuracies": accuracies(rows),
         "speeds": [
-            {"label": one.label, "machine": one.machine, "when": one.when, "versions": one.versions, "mine": one.mine}
+            {"label": one.label, "machine": one.machine, "how": one.how, "batch": one.batch, "when": one.when}
+            | {"versions": one.versions, "mine": one.mine}
             | {"rates": {name: rate for name, rate in one.rates.items() if name in there}}
             for one in shown
         ],
