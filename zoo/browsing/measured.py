@@ -146,14 +146,18 @@ def remember(record: Path) -> None:
 
 
 def remembered() -> list[Path]:
-    """List the records that were saved with this cache, and forget those that are gone; a cache that can't be read has none."""
+    """List the records that were saved with this cache, whether they are there or not; a cache that can't be read has none.
+
+    One that is gone is listed once more and then forgotten; one in a folder that is gone may lie on a disk that comes back.
+    """
     found: list[Path] = []
     with contextlib.suppress(OSError):
         for note in sorted((Cache().root / NOTES).glob("*.json")):
-            path = Path(str((read_json(note) or {}).get("path") or "/"))
-            if path.is_file():
-                found.append(path)
-            elif path.parent.is_dir():  # else its disk may not be there now
+            told = (read_json(note) or {}).get("path")
+            if not isinstance(told, str) or not told or "\0" in told:
+                continue
+            found.append(path := Path(told))
+            if not path.exists() and path.parent.is_dir():
                 with contextlib.suppress(OSError):
                     note.unlink()
     return found

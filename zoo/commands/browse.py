@@ -13,7 +13,7 @@ import typer
 
 from weights.places import cache_folder
 from weights.whole import write_whole
-from weights.wording import counted, escape
+from weights.wording import clause, counted, escape
 from zoo.browsing.measured import Measured, merged, read_record, remembered, shipped
 from zoo.browsing.page import MADE_BY, page
 from zoo.browsing.rows import rows
@@ -70,11 +70,12 @@ def _measured(named: list[Path], mine: bool) -> list[Measured]:
         try:
             found += read_record(path)
         except (ValueError, OSError) as error:
-            err.print(f"[yellow]warning:[/yellow] {escape(str(error))}; its speeds are left out", soft_wrap=True)
+            why = clause(sentence(error) if isinstance(error, OSError) else error)
+            err.print(f"[yellow]warning:[/yellow] {escape(why)}; its speeds are left out", soft_wrap=True)
     for path in named:
         found += read_record(path)
     if mine and not found:
-        err.print("[dim]This machine has measured nothing yet: zoo bench --save FILE does.[/dim]", soft_wrap=True)
+        err.print("[dim]No measurement of this machine is at hand: zoo bench --save FILE makes one.[/dim]", soft_wrap=True)
     elif mine or named:
         networks = {name for one in found for name in one.rates}
         err.print(f"[dim]{counted(len(networks), 'network')} measured by you.[/dim]", soft_wrap=True)

@@ -129,6 +129,7 @@ def test_records_that_were_saved_are_remembered_until_they_are_gone(tmp_path: Pa
     remember(kept)
     assert sorted(remembered()) == [gone, kept]
     gone.unlink()
+    assert sorted(remembered()) == [gone, kept]  # once more, to be told
     assert remembered() == [kept]
     assert len(list((own_cache / "bench").iterdir())) == 1
 
@@ -138,7 +139,8 @@ def test_a_record_on_a_disk_that_is_away_is_not_forgotten(tmp_path: Path, own_ca
     (disk / "mine.json").write_text("{}")
     remember(disk / "mine.json")
     disk.rename(tmp_path / "away")
-    assert remembered() == []
+    for _ in range(2):
+        assert remembered() == [disk / "mine.json"]
     (tmp_path / "away").rename(disk)
     assert remembered() == [disk / "mine.json"]
 

@@ -75,7 +75,7 @@ def test_what_this_machine_has_is_marked(own_cache: Path, tmp_path: Path, capsys
 
 def test_a_machine_that_measured_nothing_is_told_how(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["browse", "--mine"]) == 0
-    assert "This machine has measured nothing yet: zoo bench --save FILE does." in capsys.readouterr().err
+    assert "No measurement of this machine is at hand: zoo bench --save FILE makes one." in capsys.readouterr().err
     assert not (own_cache / "blobs").exists()
 
 
@@ -140,6 +140,16 @@ def test_a_damaged_record_of_long_ago_is_told_and_left_out(own_cache: Path, tmp_
     assert "bad.json is no JSON" in told
     assert "its speeds are left out" in told
     assert "4 networks measured by you." in told
+
+
+def test_a_record_that_is_gone_is_told_once(own_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(CPU, gone := tmp_path / "gone.json")
+    remember(gone)
+    gone.unlink()
+    assert main(["browse", "--mine"]) == 0
+    assert f"'{gone}': no such file or directory; check the path; its speeds are left out" in capsys.readouterr().err
+    assert main(["browse", "--mine"]) == 0
+    assert "gone.json" not in capsys.readouterr().err
 
 
 def test_a_cache_that_takes_no_file_is_told_and_the_page_is_temporary(
