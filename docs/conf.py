@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ CONTENTS = {
         "adding",
     ],
     "Coming from": ["from-torchvision", "from-timm", "from-keras", "from-transformers", "from-metalhead", "from-torch-jl"],
-    "Tables": ["models", "formats", "api", "cli", "benchmarks"],
+    "Tables": ["browse", "models", "formats", "api", "cli", "benchmarks"],
     "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10"],
 }
 """The pages under the headings of the navigation. A page that is missing here is a warning, and so an error; notes are left out of it."""
@@ -66,8 +67,33 @@ def widen(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: 
     context["metatags"] = f"{context.get('metatags', '')}<style>.main .content {{ width: 58em; max-width: 100%; }}</style>"
 
 
+PAGE = "checkpoints.html"
+"""The page of all checkpoints among the built ones: `zoo browse` makes the same."""
+LINK = f'<p><a href="{PAGE}"><strong>Open the page here</strong></a></p>'
+
+
+def add_link(app: Sphinx, page: str, source: list[str]) -> None:
+    """Link to the page of all checkpoints, which is there only where the documents are built."""
+    del app
+    if page == "browse":
+        source[0] = source[0].replace("<!-- page -->", LINK)
+
+
+def add_page(app: Sphinx, error: Exception | None) -> None:
+    """Write the page of all checkpoints beside the built ones."""
+    if error is None and app.builder.format == "html":
+        from zoo import __version__
+        from zoo.browsing.measured import shipped
+        from zoo.browsing.page import page
+        from zoo.browsing.rows import rows
+
+        (Path(app.outdir) / PAGE).write_text(page(rows(), shipped(), version=__version__), encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Hook in."""
     app.connect("source-read", add_contents)
     app.connect("html-page-context", widen)
+    app.connect("source-read", add_link)
+    app.connect("build-finished", add_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

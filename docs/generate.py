@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from making import api, benchmarks, commands, confined, curves, errors, extras, faults, formats, law, models, networks, scaling
+from making import api, benchmarks, commands, confined, curves, errors, extras, faults, formats, law, models, networks, scaling, speeds
 
 from zoo import Model
 from zoo.variants import variants
@@ -37,6 +37,7 @@ def pages(count: Callable[[type[Model]], int] = networks.multiply_adds) -> dict[
         **scaling.write(),
         **errors.write(),
         **extras.write(),
+        **speeds.write(),
     }
 
 

@@ -309,6 +309,7 @@ LAW: dict[str, set[str]] = {
         "zoo.networks",
         "zoo.pretrained",
     },
+    "zoo.browsing": {"weights", "zoo.pretrained", "zoo.variants"},
     "zoo.sharing": {
         "convert.formats",
         "weights",
@@ -339,6 +340,7 @@ LAW: dict[str, set[str]] = {
         "convert.sandbox",
         "weights",
         "zoo.bench",
+        "zoo.browsing",
         "zoo.catalogue",
         "zoo.conversion",
         "zoo.detection",

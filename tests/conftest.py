@@ -20,6 +20,7 @@ import numpy as np
 import preloaded
 import pytest
 import torch
+from browser import chromium
 from hypothesis import HealthCheck, settings
 from order import shuffle
 
@@ -81,6 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         absent.add("kerashub")
     if importlib.util.find_spec("cudnn") is None:
         absent.add("cudnn")
+    if importlib.util.find_spec("playwright") is None or chromium() is None:
+        absent.add("browser")
     absent |= {name for name in ("long", "mounts") if name not in config.getoption("markexpr")}
     if not (REAL / "real" / "INDEX.md").is_file():
         absent.add("real")

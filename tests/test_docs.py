@@ -24,6 +24,7 @@ import weights
 import zoo
 from zoo import CATALOGUE, Model
 from zoo.bench.record import Record
+from zoo.browsing.page import MADE_BY
 
 named = pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=lambda page: f"{page.parent.name}/{page.name}")
 
@@ -100,6 +101,8 @@ def test_the_documents_build_without_a_warning(tmp_path: Path) -> None:
     )
     assert (built.returncode, built.stderr) == (0, "")
     assert (tmp_path / "html" / "index.html").is_file()
+    assert MADE_BY in (tmp_path / "html" / "checkpoints.html").read_text(encoding="utf-8")
+    assert 'href="checkpoints.html"' in (tmp_path / "html" / "browse.html").read_text(encoding="utf-8")
 
 
 def test_a_link_to_nowhere_fails_the_build(tmp_path: Path) -> None:
@@ -123,7 +126,7 @@ def test_what_is_written_from_registries_is_not_stale(generate: ModuleType, mode
         return float(counted[cls.__name__].replace(",", ""))
 
     writers = (generate.formats, generate.commands, generate.api, generate.benchmarks, generate.confined, generate.curves)
-    writers += (generate.errors, generate.extras, generate.faults, generate.law, generate.scaling)
+    writers += (generate.errors, generate.extras, generate.faults, generate.law, generate.scaling, generate.speeds)
     rest = {name: text for writer in writers for name, text in writer.write().items()}
     assert generate.stale({**models.write(models.record(), count), **rest}) == []
 

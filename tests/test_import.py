@@ -42,6 +42,7 @@ COMMANDS = {
     "list of a pattern": ["list", "*resnet*", "--sort", "speed"],
     "info": ["info", "VGG19"],
     "info in full": ["info", "ResNet50", "--full"],
+    "browse": ["browse", "--mine", "--no-open"],
     "cache": ["cache"],
     "inspect": ["inspect", str(SHIPPED)],
     "diff": ["diff", str(SHIPPED), str(SHIPPED)],

@@ -11,6 +11,8 @@
     used/<sha256>                       empty; its time is that of the last use, for `weights.gc`
     own/registry/  own/weights.lock     what `zoo add` registered and what was pinned, where ZOO_CACHE names the folder
     projects/<sha256 of the path>.json  where a lock file was seen whose weights `weights.gc` keeps
+    bench/<sha256 of the path>.json     where `zoo bench` saved a record, for `zoo browse --mine`
+    pages/                              what `zoo browse` opened
     seen/<sha256 of a path>.json        the highest serial of the lock file there
     partial/  quarantine/  locks/       what is coming, what went bad, who is fetching
 

@@ -1,4 +1,4 @@
-"""docs/models.md and its picture: every network of the catalogue, every checkpoint that ships, and what was measured of them."""
+"""docs/models.md and its picture: every network of the catalogue, its default checkpoint, and how fast it was measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from making.networks import OTHERS, multiply_adds
 from making.plot import Point, plot
 from making.tables import generated, page, table
 from weights import Checkpoint
-from weights.digests import NAMES
 from weights.registry import SHIPPED, located
 from zoo import CATALOGUE, Model
 from zoo.bench.peers import OURS
@@ -25,18 +24,17 @@ NOTHING = "-"
 HEAD = """\
 # Networks and checkpoints
 
-{networks} networks, {checkpoints} checkpoints. `zoo list` and `zoo info` show the same on the command line. To choose, use for example
-`zoo list --min-top1 78 --max-params 30M`.
+{networks} networks for classification with {checkpoints} checkpoints, then networks for other tasks. This page has a line per network.
+[`zoo browse`](browse.md) has every checkpoint, with filters, sources, licences and hashes. `zoo list` and `zoo info` show the same on
+the command line.
 
-- **GMACs**: 10⁹ multiply-adds for one image of the size beside it. Floating-point operations are twice as many.
-- **top-1**: the publisher's figure in percent, with the checkpoint's own preprocessing. It is on ImageNet-1k's validation images, unless
-  the table names others. A family's first table shows the default checkpoint, which `trained(NETWORK)` loads.
-- **images/s**: `fast(network)` at batch 1, 32 and 256 on an {device}, {dtype}, torch {torch}. [Benchmarks](benchmarks.md) has more.
-- **hash**: *full* means that the SHA-256 is public, *reported* that others stated it, *prefix* that its first digits are public. *MD5*
-  and *SHA-1* are weaker digests. *pinned* means that nothing is published; your lock keeps the hash that came first
-  ([weights](weights.md#the-lock)).
-- **licence**: as the publisher states it for the file.
-- **-**: not known, or not measured.
+- **GMACs** are 10⁹ multiply-adds of convolutions and products for one image of the size in the next column. A test compares the count
+  with what torchvision publishes.
+- **Top-1** is what the publisher states of the default checkpoint, which `trained(NETWORK)` loads. It is in percent, for the checkpoint's
+  own preprocessing, on ImageNet-1k's validation images unless another set is named.
+- **Licence** is what the publisher states for the file, *unstated* where nobody does.
+- **Images/s** is the throughput of `fast(network)` at batch 1, 32 and 256: {device}, {dtype}, torch {torch}, from
+  [the record](benchmarks.md). A dash means that nothing was measured.
 """
 PLOT = """\
 ## Accuracy against speed
@@ -113,7 +111,7 @@ def write(record: Record, count: Callable[[type[Model]], float] = gmacs) -> dict
     parts = [generated("zoo/catalogue.py, weights/registry and benchmarks-h200.json"), head, seen]
     for family, members in families.items():
         says = f"{(inspect.getdoc(family) or '').splitlines()[0]} [Paper]({family.paper})."
-        parts += [f"## {family.__name__}", says, _networks(members), _checkpoints(members)]
+        parts += [f"## {family.__name__}", says, _networks(members)]
     parts += other_tasks()
     picture = plot(
         points, f"images a second, fast() at batch {batch}, {about['device']}, {about['dtype']}", "top-1 %, ImageNet-1k validation"
@@ -155,15 +153,11 @@ def _points(known: list[Variant]) -> tuple[int, list[Point]]:
 
 
 def _networks(members: list[Variant]) -> str:
-    headings = ["network", "parameters", "GMACs", "px", "default checkpoint", "top-1", "licence", "images/s at 1", "at 32", "at 256"]
+    headings = ["network", "parameters", "GMACs", "px", "checkpoints", "default", "top-1", "licence", "images/s at 1", "at 32", "at 256"]
     rows = []
     for one in members:
         cls, row = one.cls, one.default
-        facts = (
-            [f"`{row.tag}`", _metric(row, "top1"), row.license]
-            if row
-            else ["none" if not one.rows else "none is the default", NOTHING, NOTHING]
-        )
+        facts = [f"`{row.tag}`", _top1(row), row.license] if row else [NOTHING if not one.rows else "none is the default", NOTHING, NOTHING]
         speeds = [f"{one.speed[batch]:,.0f}" if batch in one.speed else NOTHING for batch in (1, 32, 256)]
         rows.append(
             [
@@ -171,35 +165,18 @@ def _networks(members: list[Variant]) -> str:
                 f"{cls.params:,}",
                 f"{one.gmacs:,.0f}" if one.gmacs >= 100 else f"{one.gmacs:.3g}",
                 str(cls.input_size),
+                str(len(one.rows) or NOTHING),
                 *facts,
                 *speeds,
             ]
         )
-    return table(headings, rows, right=(1, 2, 3, 5, 7, 8, 9))
+    return table(headings, rows, right=(1, 2, 3, 4, 6, 8, 9, 10))
 
 
-def _checkpoints(members: list[Variant]) -> str:
-    headings = ["network", "checkpoint", "top-1", "top-5", "images", "px", "licence", "hash"]
-    rows: list[list[str]] = []
-    for one in members:
-        for row in one.rows:
-            name = one.cls.__name__ if row is one.rows[0] else ""
-            on = "" if row.metrics_data == IMAGENET else row.metrics_data or NOTHING
-            crop = row.preprocessing.crop or row.preprocessing.resize
-            rows.append(
-                [name, f"`{row.tag}`", _metric(row, "top1"), _metric(row, "top5"), on, str(crop or NOTHING), row.license, _hash(row)]
-            )
-    return table(headings, rows, right=(2, 3, 5)) if rows else "No checkpoint is known."
-
-
-def _metric(row: Checkpoint, name: str) -> str:
-    return f"{row.metrics[name]:.2f}" if name in row.metrics else NOTHING
-
-
-def _hash(row: Checkpoint) -> str:
-    if row.sha256 or row.sha256_reported or row.sha256_prefix:
-        return "full" if row.sha256 else "reported" if row.sha256_reported else "prefix"
-    return NAMES[row.digest.partition(":")[0]] if row.digest else "pinned"
+def _top1(row: Checkpoint) -> str:
+    if "top1" not in row.metrics:
+        return NOTHING
+    return f"{row.metrics['top1']:.2f}{'' if row.metrics_data == IMAGENET else f' on {row.metrics_data}'}"
 
 
 def record() -> Record:

@@ -71,6 +71,7 @@ GROUPS = {
     "Look": {
         "list": ("networks:list_models", "zoo list '*resnet*' --sort accuracy"),
         "info": ("networks:info", "zoo info ResNet50"),
+        "browse": ("browse:browse", "zoo browse --mine"),
         "bench": ("bench:bench", "zoo bench --models ResNet50,VGG19 --device cpu"),
         "doctor": ("doctor:doctor", "zoo doctor"),
     },

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from weights.wording import escape
+from zoo.browsing.measured import remember
 from zoo.commands.completion import listed_names
 from zoo.commands.console import device as device_option
 from zoo.commands.console import err, on_device, out, png, print_json, writable
@@ -112,8 +113,12 @@ def bench(
             raise typer.BadParameter("with --from-json nothing is measured, and all of the record is shown", param_hint=asked[0])
         if save is not None:
             record.write(save)
+            if not trains(record):
+                remember(save)
     else:
         plan, absent = _plan(what, named, batches, dtype, peers, device, rounds or 20, tune or "quick")
+        if save is not None and what == "infer":
+            remember(save)
         try:
             record = inference.run(
                 plan,

@@ -11,14 +11,14 @@ from rich.table import Table
 
 import weights
 from weights import Cache, Checkpoint, UnknownWeights
-from weights.digests import in_words
 from weights.sources import is_here
 from weights.wording import counted, escape
+from zoo.browsing.facts import facts
 from zoo.commands.completion import names
 from zoo.commands.console import JsonOption, ModelArgument, out, print_json
 from zoo.commands.speeds import speeds
 from zoo.pretrained.names import named
-from zoo.pretrained.records import find_record, nearest_with_weights, restriction
+from zoo.pretrained.records import find_record, nearest_with_weights
 from zoo.pretrained.search import IMAGENET, Entry, search
 from zoo.variants import CLASSIFICATION, Variant, networks, of_all_tasks, spelt, variants
 
@@ -247,7 +247,7 @@ def info(
         return
     for c in rows:
         out.print(f"\n[bold]{escape(c.tag)}[/bold]{'  (default)' if c.default else ''}")
-        out.print(_pairs(_facts(c)))
+        out.print(_pairs(facts(c)))
 
 
 def _checkpoints(known: Variant, rows: tuple[Checkpoint, ...], full: bool) -> Table:
@@ -299,32 +299,3 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "input_size": entry.variant.input_size,
         "checkpoint": asdict(entry.checkpoint) if entry.checkpoint else None,
     }
-
-
-def _facts(c: Checkpoint) -> dict[str, str]:
-    p = c.preprocessing
-    how = "both sides" if p.squash else "all of it, in its shape, on grey," if p.letterbox else "the shorter side"
-    bound = f", the longer one to {p.longest} px at most" if p.longest else ""
-    steps = [
-        f"resize {how} to {p.resize} px{bound} ({p.interpolation})" if p.resize else "",
-        f"centre crop {p.crop} px" if p.crop else "",
-    ]
-    scale = f"mean {', '.join(f'{v:g}' for v in p.mean)}, std {', '.join(f'{v:g}' for v in p.std)} of {p.channel_order.upper()} 0..1"
-    published = f"{c.sha256_prefix}… (prefix;" if c.sha256_prefix else "(none recorded;"
-    known = c.sha256 or f"{published} the full hash is pinned on first sight in your lock)"
-    known += f"\n{c.sha256_reported} reported by {c.reported_by}" if c.sha256_reported else ""
-    facts = {
-        "accuracy": ", ".join(f"{k} {v:g} %" for k, v in c.metrics.items()) + (f" on {c.metrics_data}" if c.metrics_data else ""),
-        "preprocessing": "; ".join(s for s in (*steps, scale) if s),
-        "sources": "\n".join(c.sources),
-        "else": "\n".join(f"{other.source} ({other.format})" for other in c.alternatives),
-        "sha256": known,
-        "digest": f"{c.digest} ({in_words(c.digest)}, weaker than a SHA-256)" if c.digest else "",
-        "licence": c.license + (f": {told}" if (told := restriction(c)) else ""),
-        "outputs": "an embedding, no classes" if c.embedding else "",
-        "options": ", ".join(f"{k}={v!r}" for k, v in c.options.items()),
-        "recipe": c.recipe or "",
-        "pixels": c.pixels or "",
-        "learnt from": c.provenance,
-    }
-    return {k: v for k, v in facts.items() if v}

@@ -195,7 +195,7 @@ def test_every_extra_is_one_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> 
     import tomllib
 
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    assert set(doctor.EXTRAS) == set(doctor.GIVES) == set(project["optional-dependencies"]) - {"dev", "docs"}
+    assert set(doctor.EXTRAS) == set(doctor.GIVES) == set(project["optional-dependencies"]) - {"browser", "dev", "docs"}
 
 
 def test_protections_of_strangers_files_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
