@@ -60,7 +60,7 @@ def place(what: str = "zoo") -> str:
 def ended(serving: subprocess.Popen[bytes], folder: str) -> None:
     assert serving.stdin is not None
     serving.stdin.close()
-    serving.wait(10)
+    serving.wait(300)
     Path(folder, "socket").unlink(missing_ok=True)
     Path(folder).rmdir()
 

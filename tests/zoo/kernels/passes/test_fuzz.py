@@ -21,20 +21,27 @@ HEADS = ["mean", "flat", "map"]
 CPU = Setting(torch.device("cpu"), torch.float64)
 
 
-drawings = given(ops(), st.sampled_from([1, 3, 4]), st.integers(5, 12), st.sampled_from(HEADS), st.integers(0, 99), st.integers(0, 3))
+drawings = given(
+    drawn=ops(),
+    channels=st.sampled_from([1, 3, 4]),
+    size=st.integers(5, 12),
+    head=st.sampled_from(HEADS),
+    seed=st.integers(0, 99),
+    merging=st.integers(0, 3),
+)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @drawings
-def test_random_networks_compute_the_same_after_the_passes(*drawn: Any) -> None:
-    compare(*drawn)
+def test_random_networks_compute_the_same_after_the_passes(**drawn: Any) -> None:
+    compare(**drawn)
 
 
 @pytest.mark.long
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @drawings
-def test_more_random_networks_compute_the_same(*drawn: Any) -> None:
-    compare(*drawn)
+def test_more_random_networks_compute_the_same(**drawn: Any) -> None:
+    compare(**drawn)
 
 
 def compare(drawn: list[Op], channels: int, size: int, head: str, seed: int, merging: int) -> None:
