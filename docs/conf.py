@@ -33,6 +33,7 @@ CONTENTS = {
         "stylize",
         "features",
         "embed",
+        "recommend",
         "finetune",
         "convert",
         "own-network",
@@ -43,7 +44,8 @@ CONTENTS = {
     ],
     "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead", "from-torch-jl"],
     "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
-    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10", "notes/five-minutes", "notes/any-network"],
+    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10"],
+    "Notes": ["notes/five-minutes", "notes/any-network", "notes/recommend"],
 }
 """The pages under the headings of the navigation. A page that is missing here is a warning, and so an error."""
 

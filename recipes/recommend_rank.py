@@ -2,7 +2,8 @@
 
     python recipes/recommend_rank.py WORK --data DATA tune            # the truth: fine-tune every candidate on every set
     python recipes/recommend_rank.py WORK --data DATA estimate        # what recommend, LogME and the size say
-    python recipes/recommend_rank.py WORK --data DATA report          # Spearman's rank correlations, as Markdown and JSON
+    python recipes/recommend_rank.py WORK --data DATA report          # Spearman's rank correlations, as Markdown
+    python recipes/recommend_rank.py WORK --data DATA picture         # docs/recommend.png
 
 DATA holds `data/cifar10_test.npz` (CIFAR-10's test images as JPEG) and, from the public repositories that its index names,
 `real/images/mnist` and `real/pytorch/cifar_resnet*.th`. The ImageNet checkpoints come from package registries, by `trained`.
@@ -28,20 +29,24 @@ import itertools
 import json
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from scipy.stats import spearmanr
 
 from weights.whole import write_whole
 from zoo.catalogue import model_class
+from zoo.embedding import read
 from zoo.finetuning import finetune
 from zoo.images.preprocess import at_size
 from zoo.networks.model import Model
+from zoo.pretrained.heads import reset_head
 from zoo.pretrained.trained import trained
+from zoo.recommendation import recommend
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 ANIMALS = ("bird", "cat", "deer", "dog", "frog", "horse")
@@ -155,6 +160,15 @@ def _kept(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+def with_new_head(model: Model, classes: int) -> Model:
+    """Put a classifier of zeros on, so that none begins with an advantage, nor with a random head that shakes its body."""
+    reset_head(model, classes)
+    with torch.no_grad():
+        for value in model.get_submodule(model.classifiers[0]).parameters():
+            value.zero_()
+    return model
+
+
 def tune(work: Path, data: Path, sets: list[Set]) -> None:
     """Fine-tune each candidate on each set, all by the same recipe, and write down the accuracy of the last state."""
     for one in sets:
@@ -164,7 +178,7 @@ def tune(work: Path, data: Path, sets: list[Set]) -> None:
             if path.exists():
                 continue
             begun = time.monotonic()
-            model = subject.build(data)
+            model = with_new_head(subject.build(data), len(one.classes))
             assert model.checkpoint is not None
             run = finetune(
                 model,
@@ -175,7 +189,6 @@ def tune(work: Path, data: Path, sets: list[Set]) -> None:
                 restart=path.with_suffix("").exists(),
                 progress=False,
                 epochs=EPOCHS,
-                head_epochs=0,
                 batch_size=32,
                 optimizer="adamw",
                 lr=5e-4,
@@ -192,16 +205,114 @@ def tune(work: Path, data: Path, sets: list[Set]) -> None:
             print(f"{one.name}: {subject.name}: {facts}", flush=True)
 
 
+def estimate(work: Path, data: Path, sets: list[Set]) -> None:
+    """Ask `recommend`, with labels and without, and LogME on the same vectors; write down what each says of every candidate."""
+    for one in sets:
+        learn, _ = folders(work, data, one)
+        path = work / "estimates" / f"{one.name}.json"
+        if path.exists():
+            continue
+        models = [subject.build(data) for subject in SUBJECTS]
+        given: dict[str, Any] = {"models": models, "folder": work / "kept", "progress": False}
+        labelled, unlabelled = recommend(learn, **given), recommend(learn, labels=False, **given)
+        facts: dict[str, dict[str, Any]] = {row.name: {**asdict(row), "probe": row.score, "size": row.params} for row in labelled.ranking}
+        for row in unlabelled.ranking:
+            facts[row.name]["consistency"] = row.score
+        for file in (work / "kept" / "vectors").glob("*.safetensors"):
+            held = read(file)
+            name = f"{held.about['model']}:{held.about['tag']}"
+            if held.about["source"] == str(learn) and name in facts:
+                facts[name]["logme"] = logme(np.array(held.vectors["embedding"], np.float64), [str(label) for label in held.labels])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"candidates": facts, "best": labelled.best.name if labelled.best else None}))
+        print(f"{one.name}\n{labelled}\n", flush=True)
+
+
+def logme(features: np.ndarray, labels: list[str]) -> float:
+    """Return LogME: the mean over classes of the log evidence of a Bayesian linear model of that class, per image.
+
+    Source:
+        You et al. 2021, "LogME: Practical Assessment of Pre-trained Models for Transfer Learning", https://arxiv.org/abs/2102.11005,
+        algorithm 1, with the fixed point of section 4.4.
+    """
+    count, width = features.shape
+    left, values, _ = np.linalg.svd(features, full_matrices=False)
+    sigma = values**2
+    found = []
+    for label in sorted(set(labels)):
+        y = np.array([float(each == label) for each in labels])
+        along = (left.T @ y) ** 2
+        rest = max(float(y @ y - along.sum()), 0.0)
+        alpha = beta = 1.0
+        for _ in range(100):
+            ratio = alpha / beta
+            gamma = float((sigma / (sigma + ratio)).sum())
+            length = float((sigma * along / (sigma + ratio) ** 2).sum())
+            residual = float((along / (1 + sigma / ratio) ** 2).sum()) + rest
+            alpha, beta = gamma / (length + 1e-12), (count - gamma) / (residual + 1e-12)
+            if abs(alpha / beta - ratio) <= 1e-4 * ratio:
+                break
+        determinant = float(np.log(alpha + beta * sigma).sum()) + (width - len(sigma)) * np.log(alpha)
+        evidence = width * np.log(alpha) + count * np.log(beta) - determinant - beta * residual - alpha * length - count * np.log(2 * np.pi)
+        found.append(evidence / (2 * count))
+    return float(np.mean(found))
+
+
+ESTIMATES = {"probe": "linear probe (recommend)", "knn": "k-NN", "consistency": "without labels", "logme": "LogME", "size": "size"}
+
+
+def report(work: Path, data: Path, sets: list[Set]) -> None:
+    """Print the rank correlations and what they come from."""
+    del data
+    rows, everyone = [], []
+    for one in sets:
+        estimates = _kept(work / "estimates" / f"{one.name}.json")
+        truth = {s.name: _kept(work / "truth" / one.name / f"{s.name.replace(':', '-')}.json").get("accuracy") for s in SUBJECTS}
+        if not estimates or None in truth.values():
+            print(f"{one.name}: not finished")
+            continue
+        facts = estimates["candidates"]
+        for kind, names in (("all", list(truth)), ("without decoys", [s.name for s in SUBJECTS if not s.random])):
+            cells = [float(spearmanr([facts[name][key] for name in names], [truth[name] for name in names]).statistic) for key in ESTIMATES]
+            picked = max(truth[name] for name in names) - truth[estimates["best"]]
+            rows.append((one.name, kind, len(names), cells, picked))
+        everyone += [(one.name, name, facts[name], truth[name]) for name in truth]
+    print(f"| set | candidates | {' | '.join(ESTIMATES.values())} | points lost by the pick |")
+    print(f"|---|---|{'--:|' * (len(ESTIMATES) + 1)}")
+    for name, kind, count, cells, picked in rows:
+        print(f"| {name} | {count}, {kind} | {' | '.join(f'{cell:.2f}' for cell in cells)} | {picked:.1f} |")
+    for kind in ("all", "without decoys"):
+        some = [cells for _, of, _, cells, _ in rows if of == kind]
+        if some:
+            print(f"| mean | {kind} | {' | '.join(f'{cell:.2f}' for cell in np.mean(some, axis=0))} | |")
+    print("\n| set | candidate | probe % | k-NN % | without labels % | LogME | million parameters | fine-tuned % |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
+    for one, name, fact, accuracy in sorted(everyone, key=lambda row: (row[0], -row[2]["probe"])):
+        probed = f"{fact['probe']:.1f} ± {fact['error']:.1f}"
+        figures = f"{fact['knn']:.1f} | {fact['consistency']:.1f} | {fact['logme']:.3f} | {fact['size'] / 1e6:.2f}"
+        print(f"| {one} | {name} | {probed} | {figures} | {accuracy:.1f} |")
+
+
+def picture(work: Path, data: Path, sets: list[Set]) -> None:
+    """Draw docs/recommend.png: the real candidates on the first set, where ten milliseconds may be spent."""
+    learn, _ = folders(work, data, sets[0])
+    models = [subject.build(data) for subject in SUBJECTS if not subject.random]
+    found = recommend(learn, budget={"max_ms": 10}, models=models, folder=work / "kept", progress=False)
+    print(found, found.picture(Path(__file__).parents[1] / "docs" / "recommend.png"), sep="\n")
+
+
+STEPS = {"tune": tune, "estimate": estimate, "report": report, "picture": picture}
+
+
 def main() -> None:
     """Do what the command line says."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("work", type=Path)
     asked.add_argument("--data", type=Path, required=True)
-    asked.add_argument("--sets", default=",".join(one.name for one in SETS))
-    asked.add_argument("step", choices=("tune",))
+    asked.add_argument("--sets", default=",".join(one.name for one in SETS), help="some of the sets, with commas between them")
+    asked.add_argument("step", choices=STEPS)
     given = asked.parse_args()
-    sets = [one for one in SETS if one.name in given.sets.split(",")]
-    {"tune": tune}[given.step](given.work, given.data, sets)
+    STEPS[given.step](given.work, given.data, [one for one in SETS if one.name in given.sets.split(",")])
 
 
 if __name__ == "__main__":

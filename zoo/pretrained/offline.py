@@ -53,5 +53,3 @@ def places(cache: Cache, row: Checkpoint) -> Iterator[str]:
             yield f"from the package {parts[0]}"
         elif source.startswith("file:") and local_path(source).is_file():
             yield f"from {source}"
-        elif source.startswith("package:"):
-            yield "which ships with kernelzoo"

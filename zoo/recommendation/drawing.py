@@ -3,69 +3,109 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from zoo.images.canvas import FAINT, GRID, INK, PAGE, SCALE, blank, length, save, shortened, write
-from zoo.recommendation.result import Ranked, Recommendation
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 WIDE, HIGH = 900, 560
 LEFT, RIGHT, TOP, BOTTOM = 70, 40, 84, 84
-BEST, TIED, OTHER, OVER = "#1a7f4b", "#4f8fcb", "#59636e", "#b3261e"
+COLOURS = {"recommended": "#1a7f4b", "tied": "#4f8fcb", "behind": "#59636e", "over": "#b3261e"}
+FRONT = "#a9b4be"
 SMALL = 11
 LINE = 14
 """Layout pixels from one name to the next at least."""
+Place: TypeAlias = Callable[[float, float], tuple[float, float]]
+"""Takes milliseconds and a score, gives a place in layout pixels."""
 
 
-def draw(found: Recommendation, path: Path) -> Path:
-    """Draw score over milliseconds, see `Recommendation.picture`."""
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A candidate of the picture.
+
+    Attributes:
+        name: beside its point.
+        ms: milliseconds of one image.
+        score: in percent.
+        error: standard error of it, in points.
+        kind: "recommended", "tied", "behind" or "over".
+    """
+
+    name: str
+    ms: float
+    score: float
+    error: float
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What is written around the points.
+
+    Attributes:
+        heading: what is drawn.
+        under: how it was measured.
+        result: what to do, at the bottom.
+        good: whether that is a recommendation.
+        max_ms: the budget, None where there is none.
+    """
+
+    heading: str
+    under: str
+    result: str
+    good: bool
+    max_ms: float | None
+
+
+def draw(points: Sequence[Point], front: Sequence[str], words: Words, path: Path) -> Path:
+    """Draw score over milliseconds, see `Recommendation.picture`; `front` names the points that nothing beats, the fastest first."""
     if path.suffix.lower() != ".png":
         raise ValueError(f"a picture is a PNG file, not '{path.name}'; name it '{path.stem}.png'")
-    shown = [one for one in found.ranking if one.ms is not None]
-    if not shown:
+    if not points:
         raise ValueError("there is nothing to draw: no candidate was timed")
     page, pen = blank(WIDE, HIGH)
-    times = [one.ms or 0.0 for one in shown] + ([found.budget.max_ms] if found.budget.max_ms else [])
+    times = [one.ms for one in points] + ([words.max_ms] if words.max_ms else [])
     low_x, high_x = _widened(math.log10(min(times)), math.log10(max(times)), 0.12)
-    low_y, high_y, step = _scale([one.score - one.error for one in shown], [one.score + one.error for one in shown])
+    low_y, high_y, step = _scale([one.score - one.error for one in points], [one.score + one.error for one in points])
 
     def place(ms: float, score: float) -> tuple[float, float]:
         x = LEFT + (math.log10(ms) - low_x) / (high_x - low_x) * (WIDE - LEFT - RIGHT)
         return x, HIGH - BOTTOM - (score - low_y) / (high_y - low_y) * (HIGH - TOP - BOTTOM)
 
-    _axes(pen, found, place, (low_x, high_x), (low_y, high_y, step))
+    _axes(pen, words, place, (low_x, high_x), (low_y, high_y, step))
     corners: list[tuple[float, float]] = []
-    for one in found.pareto():
-        x, y = place(one.ms or 1.0, one.score)
+    named = {one.name: one for one in points}
+    for name in front:
+        x, y = place(named[name].ms, named[name].score)
         corners += [(x, corners[-1][1]), (x, y)] if corners else [(x, y)]
-    _line(pen, corners, "#a9b4be", 2)
-    if found.budget.max_ms:
-        x = place(found.budget.max_ms, low_y)[0]
-        _line(pen, [(x, TOP), (x, HIGH - BOTTOM)], OVER, 1)
-        write(pen, x - 4, TOP + 8, f"budget: {found.budget.max_ms:g} ms", SMALL, OVER, "r")
-    points = {one.name: place(one.ms or 1.0, one.score) for one in shown}
-    for one in shown:
+    _line(pen, corners, FRONT, 2)
+    if words.max_ms:
+        x = place(words.max_ms, low_y)[0]
+        _line(pen, [(x, TOP), (x, HIGH - BOTTOM)], COLOURS["over"], 1)
+        write(pen, x - 4, TOP + 8, f"budget: {words.max_ms:g} ms", SMALL, COLOURS["over"], "r")
+    for one in points:
         _point(pen, one, place)
-    _names(pen, shown, points)
+    _names(pen, points, {one.name: place(one.ms, one.score) for one in points})
     return save(page, path)
 
 
-def _axes(pen: ImageDraw, found: Recommendation, place, across: tuple[float, float], up: tuple[float, float, float]) -> None:
+def _axes(pen: ImageDraw, words: Words, place: Place, across: tuple[float, float], up: tuple[float, float, float]) -> None:
     (low_x, high_x), (low_y, high_y, step) = across, up
-    what = "Linear probe, % of images named rightly" if found.labelled else "Neighbourhood consistency, %: weaker than labels"
-    write(pen, 16, 20, f"{what}; bars: one standard error", 15, INK)
-    chance = f", guessing has {found.chance:.0f} %" if found.chance is not None else ""
-    write(pen, 16, 42, f"{found.images:,} images{chance}; milliseconds of one image on {found.device}, by fast()", 12, FAINT)
+    write(pen, 16, 20, words.heading, 15, INK)
+    write(pen, 16, 42, words.under, 12, FAINT)
     x = 16.0
-    for colour, label in ((BEST, "recommended"), (TIED, "tied with the best"), (OTHER, "behind"), (OVER, "over the budget")):
-        pen.ellipse([round(SCALE * v) for v in (x, 57, x + 8, 65)], fill=colour)
+    labels = {"recommended": "recommended", "tied": "tied with the best", "behind": "behind", "over": "over the budget"}
+    for kind, label in labels.items():
+        box = [round(SCALE * v) for v in (x, 57, x + 8, 65)]
+        pen.ellipse(box, fill=PAGE if kind == "over" else COLOURS[kind], outline=COLOURS[kind], width=2 * SCALE)
         write(pen, x + 13, 61, label, 12, INK)
         x += 13 + length(label, 12) + 18
-    _line(pen, [(x, 61), (x + 18, 61)], "#a9b4be", 2)
+    _line(pen, [(x, 61), (x + 18, 61)], FRONT, 2)
     write(pen, x + 24, 61, "nothing is both quicker and better", 12, INK)
     tick = low_y
     while tick <= high_y + 1e-9:
@@ -78,26 +118,25 @@ def _axes(pen: ImageDraw, found: Recommendation, place, across: tuple[float, flo
         _line(pen, [(x, y), (x, y + 4)], FAINT, 1)
         write(pen, x, y + 14, f"{ms:g}", SMALL, FAINT, "m")
     write(pen, (LEFT + WIDE - RIGHT) / 2, HIGH - BOTTOM + 34, "milliseconds an image, logarithmic", 12, FAINT, "m")
-    best = f"recommended: {found.best.trained}" if found.best else f"nothing is within the budget; nearest: {found.nearest}"
-    write(pen, 16, HIGH - 22, shortened(best, 13, WIDE - 32), 13, BEST if found.best else OVER)
+    write(pen, 16, HIGH - 22, shortened(words.result, 13, WIDE - 32), 13, COLOURS["recommended" if words.good else "over"])
 
 
-def _point(pen: ImageDraw, one: Ranked, place) -> None:
-    ms, colour = one.ms or 1.0, _colour(one)
+def _point(pen: ImageDraw, one: Point, place: Place) -> None:
+    ms, colour = one.ms, COLOURS[one.kind]
     (x, y), top, bottom = place(ms, one.score), place(ms, one.score + one.error)[1], place(ms, one.score - one.error)[1]
     _line(pen, [(x, top), (x, bottom)], colour, 1)
     for end in (top, bottom):
         _line(pen, [(x - 3, end), (x + 3, end)], colour, 1)
-    radius = 6 if one.recommended else 4
+    radius = 6 if one.kind == "recommended" else 4
     pen.ellipse(
         [round(SCALE * v) for v in (x - radius, y - radius, x + radius, y + radius)],
-        fill=PAGE if one.over else colour,
+        fill=PAGE if one.kind == "over" else colour,
         outline=colour,
         width=2 * SCALE,
     )
 
 
-def _names(pen: ImageDraw, shown: Sequence[Ranked], points: dict[str, tuple[float, float]]) -> None:
+def _names(pen: ImageDraw, shown: Sequence[Point], points: dict[str, tuple[float, float]]) -> None:
     """Write each name beside its point, moved up or down where another name is."""
     taken: list[tuple[float, float, float]] = [(x - 6, x + 6, y) for x, y in points.values()]
     for one in sorted(shown, key=lambda one: points[one.name][1]):
@@ -114,13 +153,9 @@ def _names(pen: ImageDraw, shown: Sequence[Ranked], points: dict[str, tuple[floa
         ]  # fmt: skip
         span, at = fits[0] if fits else (left if left[1] < WIDE - 4 else right, y)
         taken.append((span[0], span[1], at))
-        write(pen, span[0], at, text, SMALL, _colour(one))
+        write(pen, span[0], at, text, SMALL, COLOURS[one.kind])
         if at != y:
             _line(pen, [(x, y), (span[0] - 2 if span[0] > x else span[1] + 2, at)], GRID, 1)
-
-
-def _colour(one: Ranked) -> str:
-    return OVER if one.over else BEST if one.recommended else TIED if one.tied else OTHER
 
 
 def _scale(lows: Sequence[float], highs: Sequence[float]) -> tuple[float, float, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.recommendation.budget import Budget
+from zoo.recommendation.drawing import Point, Words, draw
 from zoo.recommendation.scoring import APART
 
 
@@ -151,9 +152,13 @@ class Recommendation:
             ValueError: it has another ending, or nothing was timed.
             OSError: it can't be written.
         """
-        from zoo.recommendation.drawing import draw
-
-        return draw(self, Path(path))
+        shown = [Point(one.name, one.ms, one.score, one.error, _kind(one)) for one in self.ranking if one.ms is not None]
+        what = "Linear probe, % of images named rightly" if self.labelled else "Neighbourhood consistency, %: weaker than labels"
+        chance = f", guessing has {self.chance:.0f} %" if self.chance is not None else ""
+        under = f"{self.images:,} images{chance}; milliseconds of one image on {self.device}, by fast()"
+        result = f"recommended: {self.trained}" if self.best else f"nothing is within the budget; nearest: {self.nearest}"
+        words = Words(f"{what}; bars: one standard error", under, result, self.best is not None, self.budget.max_ms)
+        return draw(shown, [one.name for one in self.pareto()], words, Path(path))
 
     def pareto(self) -> list[Ranked]:
         """List those that no other candidate beats in both score and time, the fastest first."""
@@ -219,6 +224,10 @@ def explained(ranking: Sequence[Ranked], best: Ranked | None, nearest: str, budg
     elif best.licence == "unstated":
         said.append("Nobody states a licence for its weights.")
     return said
+
+
+def _kind(one: Ranked) -> str:
+    return "over" if one.over else "recommended" if one.recommended else "tied" if one.tied else "behind"
 
 
 def _list(words: Sequence[str]) -> str:

@@ -149,7 +149,7 @@ def _check_labels(pictures: Pictures, folds: int) -> None:
         one = next(iter(counts), "")
         raise ValueError(
             f"{where}: all images are of one class, {one!r}, so there is nothing to tell apart. Lay the images into a folder a class, or "
-            "give labels; labels=False compares without labels, which says less"
+            "give labels; --no-labels (labels=False) compares without labels, which says less"
         )
     _check_folds(counts, folds, where)
 
@@ -177,7 +177,7 @@ def _candidates(models: Iterable[Any] | None, offline: bool, quick: bool, limits
                 found.remove(one)
     else:
         most = {"most": QUICK_CANDIDATES - 2, "fetched": 2} if quick else {}
-        allowed = (lambda row: not Budget(licence=limits.licence).over(mb=0, licence=row.license)) if limits.licence else None
+        allowed = (lambda licence: not Budget(licence=limits.licence).over(mb=0, licence=licence)) if limits.licence else None
         found = usual_candidates(offline, max_mb=limits.max_mb, licence=allowed, **most)
     if not found:
         todo = "name some by models=…, or let some be fetched" if offline else "name some by models=…"
@@ -462,8 +462,8 @@ def _cannot_tell(
                 said.append(f"To tell {ranking[0].name} from {second.name}, if they differ as here, takes about {_round(needed):,} images.")
     small = [label for label, count in counts.items() if count < FEW_OF_A_CLASS]
     if images < FEW or small:
-        of = f", and {counted(len(small), 'class', 'classes')} of fewer than {FEW_OF_A_CLASS}" if small else ""
-        said.append(f"{counted(images, 'image')}{of} are few: take the order as a hint, and repeat it when you have more.")
+        of = f" and {counted(len(small), 'class has', 'classes have')} fewer than {FEW_OF_A_CLASS}" if small else ""
+        said.append(f"There are {counted(images, 'image')}{of}: take the order as a hint until you have more.")
     if counts:
         chance = 100 * max(counts.values()) / images
         best = max(scores, key=lambda score: score.percent)
