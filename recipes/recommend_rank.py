@@ -243,7 +243,7 @@ def logme(features: np.ndarray, labels: list[str]) -> float:
         y = np.array([float(each == label) for each in labels])
         along = (left.T @ y) ** 2
         rest = max(float(y @ y - along.sum()), 0.0)
-        alpha = beta = 1.0
+        alpha, beta, length, residual = 1.0, 1.0, 0.0, 0.0
         for _ in range(100):
             ratio = alpha / beta
             gamma = float((sigma / (sigma + ratio)).sum())
@@ -267,13 +267,14 @@ def report(work: Path, data: Path, sets: list[Set]) -> None:
     rows, everyone = [], []
     for one in sets:
         estimates = _kept(work / "estimates" / f"{one.name}.json")
-        truth = {s.name: _kept(work / "truth" / one.name / f"{s.name.replace(':', '-')}.json").get("accuracy") for s in SUBJECTS}
-        if not estimates or None in truth.values():
+        found = {s.name: _kept(work / "truth" / one.name / f"{s.name.replace(':', '-')}.json") for s in SUBJECTS}
+        truth = {name: float(facts.get("accuracy", -1)) for name, facts in found.items()}
+        if not estimates or min(truth.values()) < 0:
             print(f"{one.name}: not finished")
             continue
         facts = estimates["candidates"]
         for kind, names in (("all", list(truth)), ("without decoys", [s.name for s in SUBJECTS if not s.random])):
-            cells = [float(spearmanr([facts[name][key] for name in names], [truth[name] for name in names]).statistic) for key in ESTIMATES]
+            cells = [float(spearmanr([facts[name][key] for name in names], [truth[name] for name in names])[0]) for key in ESTIMATES]
             picked = max(truth[name] for name in names) - truth[estimates["best"]]
             rows.append((one.name, kind, len(names), cells, picked))
         everyone += [(one.name, name, facts[name], truth[name]) for name in truth]

@@ -171,7 +171,7 @@ def _widened(low: float, high: float, share: float) -> tuple[float, float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    ticks = [scale * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for scale in (1, 2, 5)]
+    ticks = [scale * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for scale in (1, 2, 3, 5, 7)]
     return [round(tick, 10) for tick in ticks if low <= math.log10(tick) <= high]
 
 
