@@ -153,6 +153,7 @@ def _names(pen: ImageDraw, shown: Sequence[Point], points: dict[str, tuple[float
         ]  # fmt: skip
         span, at = fits[0] if fits else (left if left[1] < WIDE - 4 else right, y)
         taken.append((span[0], span[1], at))
+        pen.rectangle([round(SCALE * v) for v in (span[0] - 2, at - 6, span[1] + 2, at + 6)], fill=PAGE)
         write(pen, span[0], at, text, SMALL, COLOURS[one.kind])
         if at != y:
             _line(pen, [(x, y), (span[0] - 2 if span[0] > x else span[1] + 2, at)], GRID, 1)

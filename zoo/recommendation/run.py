@@ -31,7 +31,7 @@ from zoo.recommendation.latency import Latency, machine, measured
 from zoo.recommendation.pictures import Pictures, opened
 from zoo.recommendation.progress import Watch
 from zoo.recommendation.result import Ranked, Recommendation, explained
-from zoo.recommendation.scoring import APART, Score, behind, consistency, probe, ranks
+from zoo.recommendation.scoring import APART, NEIGHBOURS, Score, behind, consistency, probe, ranks
 
 log = logging.getLogger("zoo")
 
@@ -378,7 +378,8 @@ def _scores(found: list[_Measured], rows: list[int], labels: list[str] | None, f
         place = {int(index): row for row, index in enumerate(one.embeddings.index.tolist())}
         x = torch.from_numpy(np.array(vectors[[place[index] for index in rows]], np.float32))
         watch.say(f"{number} of {len(found)}: {one.candidate.name}: {'probing' if y is not None else 'comparing neighbourhoods'}")
-        facts = [one.embeddings.path.name, rows, labels, folds if y is not None else None, torch.__version__]
+        how = folds if y is not None else f"{NEIGHBOURS} neighbours, shared and mutual"
+        facts = [one.embeddings.path.name, rows, labels, how, torch.__version__]
 
         def compute(x: torch.Tensor = x) -> Score:
             return consistency(x) if y is None else probe(x, y, len(known), folds)

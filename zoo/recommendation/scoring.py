@@ -20,7 +20,7 @@ PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """Of the squared weights, beside the mean loss, the strongest first: each fit begins where the one before ended."""
 INNER = 3
 """Folds within the images that a fold of the probe learns from, which choose the penalty."""
-NEIGHBOURS = 10
+NEIGHBOURS = 20
 """Of an image, where there are no labels."""
 APART = 2.0
 """Standard errors by which two figures must differ before one counts as better."""
@@ -168,7 +168,11 @@ def _chosen(x: Tensor, y: Tensor, classes: int) -> tuple[float, Tensor | None]:
 
 
 def consistency(x: Tensor, k: int = NEIGHBOURS) -> Score:
-    """Measure how consistent neighbourhoods are, without labels: the share of an image's nearest neighbours that have it among theirs.
+    """Measure how consistent neighbourhoods are, without labels.
+
+    Of each image it is the mean over its nearest neighbours of the share of neighbours that the two have in common, where each has the
+    other among its own, and else nought. Shared neighbours alone reward vectors in which a few images are near to all; being near each
+    other alone rewards vectors that tell copies of the same colours.
 
     Args:
         x: vectors, float32 (N, D).
@@ -182,6 +186,6 @@ def consistency(x: Tensor, k: int = NEIGHBOURS) -> Score:
         rows = torch.arange(len(similar))
         similar[rows, start + rows] = -torch.inf
         near[start : start + BLOCK] = similar.topk(k, dim=1).indices
-    linked = torch.zeros(len(x), len(x), dtype=torch.bool)
-    linked.scatter_(1, near, True)
-    return Score((linked & linked.T).sum(1).double().div(k).numpy())
+    linked = torch.zeros(len(x), len(x)).scatter_(1, near, 1.0)
+    both = linked * linked.T * (linked @ linked.T)
+    return Score((both.double().sum(1) / k**2).numpy())
