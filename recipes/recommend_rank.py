@@ -258,6 +258,12 @@ def logme(features: np.ndarray, labels: list[str]) -> float:
     return float(np.mean(found))
 
 
+def correlation(estimates: list[float], accuracies: list[float]) -> float:
+    """Return Spearman's rank correlation; equal values share a rank."""
+    found: Any = spearmanr(estimates, accuracies)
+    return float(found.statistic)
+
+
 ESTIMATES = {"probe": "linear probe (recommend)", "knn": "k-NN", "consistency": "without labels", "logme": "LogME", "size": "size"}
 
 
@@ -274,7 +280,8 @@ def report(work: Path, data: Path, sets: list[Set]) -> None:
             continue
         facts = estimates["candidates"]
         for kind, names in (("all", list(truth)), ("without decoys", [s.name for s in SUBJECTS if not s.random])):
-            cells = [float(spearmanr([facts[name][key] for name in names], [truth[name] for name in names])[0]) for key in ESTIMATES]
+            pairs = [([facts[name][key] for name in names], [truth[name] for name in names]) for key in ESTIMATES]
+            cells = [correlation(*pair) for pair in pairs]
             picked = max(truth[name] for name in names) - truth[estimates["best"]]
             rows.append((one.name, kind, len(names), cells, picked))
         everyone += [(one.name, name, facts[name], truth[name]) for name in truth]
