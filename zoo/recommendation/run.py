@@ -208,7 +208,7 @@ def _measure_all(
             model = one.network or trained(one.record.model, one.record.tag, progress=watch.wanted)
         except WeightsError as error:
             last, failed = error, failed + isinstance(error, SourceUnavailable)
-            skipped[one.name] = str(error).splitlines()[0]
+            skipped[one.name] = _first(error)
             watch.say(f"{at}: left out: {skipped[one.name]}")
             continue
         failed = 0 if not one.here else failed
@@ -217,7 +217,7 @@ def _measure_all(
         except (FloatingPointError, ValueError) as error:
             if isinstance(error, _NoImages):
                 raise ValueError(str(error)) from None
-            skipped[one.name] = str(error).splitlines()[0]
+            skipped[one.name] = _first(error)
             watch.say(f"{at}: left out: {skipped[one.name]}")
             continue
         latency = _timed(model, one, device, quick, shelf, watch, at)
@@ -229,6 +229,12 @@ def _measure_all(
             raise type(last)(f"no candidate's weights could be had: {_joined(skipped)}") from last
         raise ValueError(f"no candidate could be compared: {_joined(skipped)}")
     return found, left_out
+
+
+def _first(error: Exception) -> str:
+    """Return an error's first line, with the next one where that only leads to it."""
+    first, *rest = str(error).splitlines() or [type(error).__name__]
+    return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
 
 
 class _NoImages(ValueError):

@@ -199,7 +199,7 @@ def test_candidates_that_cant_be_had_are_named_and_the_others_compared(photos: P
         if name == "ResNet20":
             return real(name, tag, **how)
         tried.append(name)
-        raise SourceUnavailable(f"no source delivered {name}\nmore of it")
+        raise SourceUnavailable(f"no source delivered {name}:\n  the host is away\nmore of it")
 
     monkeypatch.setattr(running, "trained", trained)
     named = ["resnet20", "resnet50", "vgg19", "densenet121"]
@@ -207,8 +207,8 @@ def test_candidates_that_cant_be_had_are_named_and_the_others_compared(photos: P
     assert [one.model for one in found.ranking] == ["ResNet20"]
     assert tried == ["ResNet50", "VGG19"]
     assert list(found.skipped.values()) == [
-        "no source delivered ResNet50",
-        "no source delivered VGG19",
+        "no source delivered ResNet50: the host is away",
+        "no source delivered VGG19: the host is away",
         "not tried, for the downloads before it failed",
     ]
     offline = ask(photos, models=named, offline=True)
