@@ -34,6 +34,7 @@ CONTENTS = {
         "stylize",
         "features",
         "embed",
+        "recommend",
         "finetune",
         "convert",
         "own-network",

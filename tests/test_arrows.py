@@ -54,7 +54,7 @@ def test_the_house_is_no_higher_and_no_more_tangled_than_was_asked() -> None:
     assert len([file for file in FILES if file.parent == Path("zoo")]) <= 5
 
 
-USES = {"zoo.browsing", "zoo.detection", "zoo.explanation", "zoo.dreaming", "zoo.stylizing"}
+USES = {"zoo.browsing", "zoo.detection", "zoo.explanation", "zoo.dreaming", "zoo.recommendation", "zoo.stylizing"}
 """Rooms of what people do with networks that came after the plan of a hundred arrows. Without their own there may be no more than that."""
 INJECTIONS = {
     "a family imports another, relatively": ("zoo/networks/vgg.py", "from .resnet import ResNet"),

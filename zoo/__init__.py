@@ -11,6 +11,7 @@
     features(model, at="layer3")               inner tensors; `body`, `head`, `pyramid`, `reset_head` work on every family too
     dream(model, "sky.jpg").save("dream.png")  what a layer finds in a picture, made more of; `dream_video` makes a film
     embed(model, "photos/", "vectors.parquet") vectors of many images
+    recommend("photos/").trained               the checkpoint to start from, compared on your own images
     finetune(ResNet50, "photos/", "runs/one")  training on your own images; `find_rate` tries learning rates first
     stylize("cat.jpg", "embers")               a photograph repainted; `train_style` learns a style from one picture
     fast(model)                                the same call on other kernels; `why` explains, `plain` gives the network back
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from zoo.prediction.predict import predict as predict
     from zoo.pretrained.heads import reset_head as reset_head
     from zoo.pretrained.trained import trained as trained
+    from zoo.recommendation.result import Recommendation as Recommendation
+    from zoo.recommendation.run import recommend as recommend
     from zoo.segmentation.catalogue import *  # noqa: F403
     from zoo.segmentation.run import Segmentation as Segmentation
     from zoo.segmentation.run import segment as segment
@@ -90,6 +93,7 @@ _PLACES = {
     "zoo.kernels.api.fast": "fast plain why",
     "zoo.kernels.api.network": "Fast",
     "zoo.kernels.training.step": "fast_step",
+    "zoo.recommendation": "Recommendation recommend",
     "zoo.segmentation": "Segmentation UNet segment",
     "zoo.stylizing.photographs": "stylize",
     "zoo.stylizing.training": "train_style",

@@ -17,6 +17,7 @@ PAGES: dict[str, dict[str, str]] = {
         "predict": "predict Prediction",
         "detect": "detect Detections",
         "explain": "explain Explanation measure",
+        "recommend": "recommend Recommendation",
         "features": "body features Features head pyramid reset_head UNet UnknownTap",
         "dream": "dream dream_frames dream_video",
         "embed": "embed",
@@ -51,6 +52,7 @@ PAGES: dict[str, dict[str, str]] = {
     "zoo.images": {"embed": "BadImage decode Item open_source Source"},
     "zoo.julia": {"from-torch-jl": "collect tensor torch"},
     "zoo.kernels": {"gpu": "Fast fast plain why"},
+    "zoo.recommendation": {"recommend": "Budget Ranked recommend Recommendation"},
     "zoo.segmentation": {
         "segment": "PixelConfusion PixelMeasures segment Segmentation Segmenter SEGMENTERS",
         "features": "UNet",

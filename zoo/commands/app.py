@@ -44,6 +44,7 @@ GROUPS = {
         "knn": ("embed:knn", "zoo knn vectors.parquet"),
     },
     "Training": {
+        "recommend": ("recommend:recommend", "zoo recommend photos --max-ms 20 --picture choice.png"),
         "finetune": ("finetune:finetune", "zoo finetune photos --out runs/photos"),
         "train-style": ("stylize:train_style", "zoo train-style photos starry.jpg -o starry"),
     },
@@ -101,6 +102,7 @@ STARTS_TORCH = {
     "finetune",
     "knn",
     "predict",
+    "recommend",
     "search",
     "segment",
     "stylize",

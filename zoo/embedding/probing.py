@@ -10,19 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from weights.arguments import forgiving
 from weights.documents import read_json
+from zoo.embedding.classifiers import NEAREST, TEMPERATURE, by_neighbours, fitted, folds_of, logits, scaled
 from zoo.embedding.reading import Embeddings
 
-NEAREST = 20
-TEMPERATURE = 0.07
 FOLDS = 10
-BLOCK = 1024
-"""Images that are compared with all others at once."""
-STEPS = 200
-"""Iterations of L-BFGS at most."""
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Of the squared weights, as a share of the mean loss; the best on held-out images of the training folds is taken."""
 
@@ -89,7 +83,7 @@ def knn(
     tap = embeddings.tap(at)
     if k < 1 or folds < 2:
         raise ValueError(f"k is at least 1 and folds at least 2, got {k} and {folds}")
-    told = _told(labels)
+    told = told_labels(labels)
     x, names = _labelled(embeddings, tap, told)
     classes = sorted(set(names))
     if len(classes) < 2:
@@ -138,7 +132,12 @@ def _numbers(names: Sequence[str], classes: Sequence[str]) -> Tensor:
     return torch.tensor([place[name] for name in names])
 
 
-def _told(labels: str | os.PathLike[str] | Mapping[str, str] | None) -> Mapping[str, str] | None:
+def told_labels(labels: str | os.PathLike[str] | Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Read {key: label} from a file, JSON or lines of key, tab or comma, label; what is no file is returned as it is.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such file, or it holds something else.
+    """
     if labels is None or isinstance(labels, Mapping):
         return labels
     path = Path(labels)
@@ -181,31 +180,11 @@ def _labelled(embeddings: Embeddings, tap: str, told: Mapping[str, str] | None) 
 
 def _vote(x: Tensor, y: Tensor, tx: Tensor, ty: Tensor, k: int, classes: int, same: bool) -> float:
     """Return the percentage of `tx` that its nearest of `x` name rightly."""
-    x, tx = F.normalize(x, dim=1), F.normalize(tx, dim=1)
-    right = 0
-    for start in range(0, len(tx), BLOCK):
-        similar = tx[start : start + BLOCK] @ x.T
-        if same:
-            rows = torch.arange(len(similar))
-            similar[rows, start + rows] = -torch.inf
-        best, place = similar.topk(k, dim=1)
-        votes = torch.zeros(len(similar), classes).scatter_add_(1, y[place], ((best - 1) / TEMPERATURE).exp())
-        right += int((votes.argmax(1) == ty[start : start + BLOCK]).sum())
-    return 100 * right / len(tx)
-
-
-def _folds(y: Tensor, folds: int) -> Tensor:
-    """Give every image a fold, each fold the same share of every class, the same way every time."""
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    fold = torch.empty(len(y), dtype=torch.long)
-    for number in y.unique():
-        mine = order[y[order] == number]
-        fold[mine] = torch.arange(len(mine)) % folds
-    return fold
+    return 100 * int((by_neighbours(x, y, tx, k, classes, same) == ty).sum()) / len(tx)
 
 
 def _cross_validated(x: Tensor, y: Tensor, folds: int, classes: int) -> tuple[float, float]:
-    fold = _folds(y, folds)
+    fold = folds_of(y, folds)
     penalty = _penalty(x[fold != 0], y[fold != 0], classes)
     parts = [fold == number for number in range(folds) if (fold == number).any()]
     right = sum(_learnt(x[~held], y[~held], x[held], y[held], classes, penalty) * int(held.sum()) for held in parts)
@@ -218,7 +197,7 @@ def _held_out(x: Tensor, y: Tensor, tx: Tensor, ty: Tensor, classes: int) -> tup
 
 
 def _penalty(x: Tensor, y: Tensor, classes: int) -> float:
-    held = _folds(y, FOLDS) == 0
+    held = folds_of(y, FOLDS) == 0
     if not held.any() or held.all():
         return PENALTIES[len(PENALTIES) // 2]
     scores = {penalty: _learnt(x[~held], y[~held], x[held], y[held], classes, penalty) for penalty in PENALTIES}
@@ -227,23 +206,5 @@ def _penalty(x: Tensor, y: Tensor, classes: int) -> float:
 
 def _learnt(x: Tensor, y: Tensor, tx: Tensor, ty: Tensor, classes: int, penalty: float) -> float:
     """Return the share of `tx` that is right by what is learnt from `x`, both scaled as `x` is."""
-    mean, std = x.mean(0), x.std(0, correction=0).clamp_min(1e-6)
-    weights = _fitted((x - mean) / std, y, classes, penalty)
-    return float((((tx - mean) / std @ weights[:-1] + weights[-1]).argmax(1) == ty).float().mean())
-
-
-def _fitted(x: Tensor, y: Tensor, classes: int, penalty: float) -> Tensor:
-    """Fit softmax regression; weights (D + 1, classes), the bias last."""
-    x = torch.cat([x, torch.ones(len(x), 1)], 1)
-    weights = torch.zeros(x.shape[1], classes, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weights], max_iter=STEPS, history_size=10, line_search_fn="strong_wolfe", tolerance_grad=1e-5)
-
-    def loss() -> Tensor:
-        optimiser.zero_grad()
-        value = F.cross_entropy(x @ weights, y) + penalty * weights[:-1].square().sum()
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        optimiser.step(loss)
-    return weights.detach()
+    x, tx = scaled(x, tx)
+    return float((logits(fitted(x, y, classes, penalty), tx).argmax(1) == ty).float().mean())

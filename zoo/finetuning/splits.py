@@ -67,7 +67,7 @@ def open_data(
     else:
         root = os.fspath(data)
         root = root if is_url(root) else os.path.expanduser(root)  # noqa: PTH111 (a URL may be a path here)
-        parts = _parts(root)
+        parts = parts_of(root)
         train = open_source(parts.get("train", root))
         if val is None and "train" in parts:
             val = parts.get("val") or parts.get("test")
@@ -84,7 +84,7 @@ def open_data(
     return train, measured
 
 
-def _parts(root: str) -> dict[str, str]:
+def parts_of(root: str) -> dict[str, str]:
     """Find the folders "train", "val" and "test" of a data set, whatever they are called; {} where its folders are classes.
 
     Raises:

@@ -31,7 +31,7 @@ def usual() -> tuple[Checkpoint, str]:
     rows = [row for row in weights.checkpoints() if row.labels == "imagenet1k" and row.model in variants()]
     cache = Cache()
     for row in sorted(rows, key=lambda row: row.metrics.get("top1", 0.0), reverse=True):
-        if place := next(_places(cache, row), None):
+        if place := next(places(cache, row), None):
             return row, f"the best ImageNet checkpoint on this machine, {place}"
     return weights.find(*EMBEDDED), f"which ships with kernelzoo and knows ten classes; {BRINGS} brings a thousand"
 
@@ -40,11 +40,11 @@ def here(count: int = 5) -> list[str]:
     """Name the most accurate ImageNet checkpoints that are on this machine, NAME:TAG, `count` at most."""
     rows = [row for row in weights.checkpoints() if row.labels == "imagenet1k" and row.model in variants()]
     cache, ordered = Cache(), sorted(rows, key=lambda row: row.metrics.get("top1", 0.0), reverse=True)
-    return list(itertools.islice((f"{row.model}:{row.tag}" for row in ordered if any(_places(cache, row))), count))
+    return list(itertools.islice((f"{row.model}:{row.tag}" for row in ordered if any(places(cache, row))), count))
 
 
-def _places(cache: Cache, row: Checkpoint) -> Iterator[str]:
-    """Say where a checkpoint is on this machine."""
+def places(cache: Cache, row: Checkpoint) -> Iterator[str]:
+    """Say where a checkpoint is on this machine; nothing where it would have to be fetched."""
     for container in row.containers():
         if cache.lookup(container):
             yield "from the cache"

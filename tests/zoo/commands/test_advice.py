@@ -60,6 +60,8 @@ SPEAKS_IN = {
     "zoo/embedding/reading.py": ("search", "knn"),
     "zoo/embedding/shelf.py": ("embed",),
     "zoo/finetuning": ("finetune",),
+    "zoo/commands/recommend.py": ("recommend",),
+    "zoo/recommendation": ("recommend",),
     "zoo/sharing/golden_outputs.py": ("unbundle",),
     "zoo/conversion/inspect.py": ("convert",),
 }

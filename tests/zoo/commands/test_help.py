@@ -40,7 +40,7 @@ def test_each_command_shows_an_example_that_it_takes(name: str, capsys: pytest.C
 
 def test_a_picture_that_is_drawn_has_one_name_in_all_commands() -> None:
     drawn = {(name, parameter.opts[0]) for name, parameter in PARAMETERS if "PNG" in (parameter.help or "") and not parameter.is_flag}
-    assert drawn == {(name, "--picture") for name in ("predict", "segment", "explain", "demo", "search", "bench")}
+    assert drawn == {(name, "--picture") for name in ("predict", "segment", "explain", "demo", "search", "bench", "recommend")}
 
 
 @pytest.mark.parametrize(
