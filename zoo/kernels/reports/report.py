@@ -90,6 +90,8 @@ class Report:
     dtype: str
     unplanned: list[str] = field(default_factory=list)
     """Shapes that have no plan, and why."""
+    told: list[str] = field(default_factory=list)
+    """Which precision was taken, and what others would give."""
 
     @property
     def rows(self) -> list[Row]:
@@ -143,6 +145,7 @@ class Report:
             if plan.seconds:
                 yield told(plan.seconds)
         yield from map(escape, self.unplanned)
+        yield from map(escape, self.told)
 
 
 def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
