@@ -20,7 +20,7 @@ from zoo.kernels.quantizing import by_nncf, by_onnxruntime
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare, is_logits
 from zoo.kernels.quantizing.images import Images, gather, made_up
 from zoo.kernels.quantizing.quantize import NotCertified, classifies, quantized
-from zoo.kernels.quantizing.quantized import instructions, version_of
+from zoo.kernels.quantizing.quantized import instructions, narrow_kinds, version_of
 from zoo.kernels.quantizing.tolerance import Tolerance, tolerance_of
 from zoo.kernels.reports.progress_bar import bar
 
@@ -243,19 +243,12 @@ def left_on_the_table(fast: Fast) -> str:
     """Say in one line which narrower precisions this CPU has, of a network in float32; "" elsewhere."""
     if fast.device.type != "cpu" or fast.precision != "float32" or fast.told or fast.unchanged:
         return ""
-    if not (has := instructions()):
-        return ""
-    kinds = [kind for kind, names in NARROW.items() if any(name in has for name in names)]
-    if not kinds:
+    if not (kinds := narrow_kinds()):
         return ""
     return (
-        f"float32 is the default; this CPU also computes {' and '.join(kinds)} ({', '.join(has)}): "
+        f"float32 is the default; this CPU also computes {' and '.join(kinds)} ({', '.join(instructions())}): "
         "why(model, precisions=True) measures what that would save"
     )
-
-
-NARROW = {"bfloat16": ("avx512_bf16", "amx_bf16", "bf16"), "int8": ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp")}
-"""Precisions, and the instructions that compute in them."""
 
 
 def _saying(progress: Callable[[int, int, str], None] | None) -> Callable[[str], None]:

@@ -18,7 +18,7 @@ FEWEST = 32
 """Images to calibrate on, and images to compare on, at least."""
 CALIBRATE = 300
 """Images to calibrate on at most: more of them hardly move a range, and each takes a run of the network."""
-MOST = 2000
+MOST = 1000
 """Images that are read from a folder at most; they lie in memory."""
 NOISE = 0.3
 """Correlation of neighbouring pixels below which images are noise; photographs have 0.8 and more."""
@@ -87,6 +87,15 @@ def gather(network: nn.Module, calibration: Any, check: Any = None, labels: Any 
     noise = min(_smooth(pixels), _smooth(compared)) < NOISE
     reason = "neighbouring pixels of the images are unrelated: they look like noise, not like photographs" if noise else ""
     return _images(pixels, compared, known, reason)
+
+
+def preprocessed(network: nn.Module, given: Any, what: str = "calibration") -> Tensor:
+    """Return images as `gather` takes them, preprocessed by the network's checkpoint: float32 (N, C, H, W).
+
+    Raises:
+        ValueError: as `gather`, but for how many they are, and how different.
+    """
+    return _pixels(network, given, what, None)
 
 
 def made_up(shape: tuple[int, ...]) -> Images:

@@ -35,11 +35,17 @@ Say = Callable[[str], None]
 
 
 class NotCertified(ValueError):
-    """No candidate keeps the tolerance; `certificates` hold what was found."""
+    """No candidate keeps the tolerance.
 
-    def __init__(self, message: str, certificates: list[Certificate]) -> None:
+    Args:
+        message: what was found, and what to do in Python.
+        certificates: of the candidates.
+        found: what was found, without advice.
+    """
+
+    def __init__(self, message: str, certificates: list[Certificate], found: str = "") -> None:
         super().__init__(message)
-        self.certificates = certificates
+        self.certificates, self.found = certificates, found or message
 
 
 def quantized(network: nn.Module, images: Images, tolerance: Tolerance, classifies: bool, say: Say = lambda text: None) -> Quantized:
@@ -77,12 +83,11 @@ def quantized(network: nn.Module, images: Images, tolerance: Tolerance, classifi
     if not refused:
         raise ValueError(f"{type(network).__name__} can't be quantised: {why}")
     best = max(refused, key=lambda one: (one.top1 or 0, -one.error))
-    raise NotCertified(
+    found = (
         f"int8 is refused for {type(network).__name__}: of {len(refused)} candidates the nearest to float32 has {best.shares()} on "
-        f"{best.images} held-out images, and the tolerance asks for a {tolerance}. Give more calibration images, or a wider tolerance=, "
-        f"or use dtype=torch.bfloat16" + (f" ({why})" if why else ""),
-        refused,
+        f"{best.images} held-out images, and the tolerance asks for a {tolerance}" + (f" ({why})" if why else "")
     )
+    raise NotCertified(f"{found}. Give more calibration images, or a wider tolerance=, or use dtype=torch.bfloat16", refused, found)
 
 
 def digest(network: nn.Module, images: Images, tolerance: Tolerance, classifies: bool) -> str:

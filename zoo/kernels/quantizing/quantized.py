@@ -29,6 +29,8 @@ SAME_ANSWERS = 0.25
 LEAST = 5e-3
 """Relative difference that is always allowed there: one value rounded to the next of 256 steps."""
 FORMAT = 1
+NARROW = {"bfloat16": ("avx512_bf16", "amx_bf16", "bf16"), "int8": ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp")}
+"""Types, and the instructions that compute in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +205,11 @@ def instructions() -> tuple[str, ...]:
                 asked = ("avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "i8mm", "bf16", "asimddp")
                 return tuple(name for name in asked if name in line.split())
     return ()
+
+
+def narrow_kinds() -> tuple[str, ...]:
+    """Name the types narrower than float32 that this processor has instructions for, "bfloat16" and "int8"."""
+    return tuple(kind for kind, names in NARROW.items() if any(name in instructions() for name in names))
 
 
 def version_of(package: str) -> str:
