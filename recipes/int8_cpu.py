@@ -69,8 +69,8 @@ def photographs(folder: Path) -> tuple[list[str], list[int]]:
     return files, [wnids.index(Path(file).name.partition("_")[0]) for file in files]
 
 
-def measured(name: str, model: nn.Module, given: dict[str, Any], rounds: int) -> dict[str, Any]:
-    """Quantise a network, and time it beside OpenVINO and `fast` in float32 and bfloat16."""
+def measured(name: str, model: nn.Module, given: dict[str, Any], rounds: int, ours: bool) -> dict[str, Any]:
+    """Quantise a network, and time it beside OpenVINO and, if `ours`, `fast` in float32 and bfloat16."""
     start = time.monotonic()
     row: dict[str, Any] = {"network": name, "load_before": os.getloadavg()[0], "times": {}}
     try:
@@ -85,10 +85,11 @@ def measured(name: str, model: nn.Module, given: dict[str, Any], rounds: int) ->
         calls: dict[str, Any] = {
             "OpenVINO float32": openvino_as(model, images, "f32"),
             "OpenVINO as shipped": openvino_as(model, images, None),
-            "fast float32": fast(model, "cpu", example=images, progress=False),
-            "fast bfloat16": fast(model, "cpu", torch.bfloat16, example=images, progress=False),
             "fast int8": small,
         }
+        if ours:
+            calls["fast float32"] = fast(model, "cpu", example=images, progress=False)
+            calls["fast bfloat16"] = fast(model, "cpu", torch.bfloat16, example=images, progress=False)
         small(images)
         row["times"][str(batch)] = timed(calls, images, rounds)
     return row | {"load_after": os.getloadavg()[0], "seconds": time.monotonic() - start}
@@ -140,7 +141,8 @@ def main() -> None:
     parser.add_argument("--more", action="append", default=[], metavar="NAME=FILE")
     parser.add_argument("--cifar", type=Path)
     parser.add_argument("--resnet20", metavar="FILE", help="a ResNet20 trained on CIFAR-10, for its embeddings")
-    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--only", nargs="*", help="these networks alone; none with an empty list")
+    parser.add_argument("--ours", action="store_true", help="time fast() in float32 and bfloat16 too")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
@@ -161,13 +163,13 @@ def main() -> None:
         sources[network] = lambda network=network, file=file: trained(network, file)
     done = {row["network"] for row in record["networks"]}
     for name, make in sources.items():
-        if name not in done and (not asked.only or name in asked.only):
-            record["networks"].append(measured(name, make(), real, asked.rounds))
+        if name not in done and (asked.only is None or name in asked.only):
+            record["networks"].append(measured(name, make(), real, asked.rounds, asked.ours))
             asked.out.write_text(json.dumps(record, indent=1))
-    if "ResNet50" not in done and (not asked.only or "ResNet50" in asked.only):
+    if "ResNet50" not in done and (asked.only is None or "ResNet50" in asked.only):
         torch.manual_seed(0)
         network = zoo.ResNet50().eval()
-        record["networks"].append(measured("ResNet50", network, {"tolerance": {"error": 10.0}}, asked.rounds))
+        record["networks"].append(measured("ResNet50", network, {"tolerance": {"error": 10.0}}, asked.rounds, asked.ours))
         asked.out.write_text(json.dumps(record, indent=1))
     known: dict[str, Any] = record.setdefault("cifar", {})
     if asked.cifar and asked.resnet20 and "ResNet20" not in known:

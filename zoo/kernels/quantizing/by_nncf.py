@@ -6,7 +6,7 @@ import contextlib
 import io
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +55,30 @@ class Float:
             todo += [port.get_node() for port in node.input_values()]
         return layer.get_friendly_name()
 
-    def quantize(self, images: Tensor, *, fast: bool, keep: Sequence[str] = ()) -> Any:
+    def quantize(self, images: Tensor, *, fast: bool = True, whole: bool = False, keep: Sequence[str] = ()) -> Any:
         """Return the quantised `ov.Model`.
 
         Args:
             images: to calibrate on, (N, C, H, W).
             fast: corrects biases by the shift of their mean, layer by layer; else by running the quantised layers before each.
+            whole: takes the range of an activation over all images; else the mean of the images' own ranges, which cuts off outliers.
             keep: names of layers that stay in float.
         """
         nncf = imported()
         images = mirrored(images)
-        ignored = {"ignored_scope": nncf.IgnoredScope(names=list(keep))} if keep else {}
-        with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():  # its bars would stand in ours
+        options: dict[str, Any] = {"ignored_scope": nncf.IgnoredScope(names=list(keep))} if keep else {}
+        if whole:
+            from nncf.quantization.range_estimator import RangeEstimatorParametersSet as Ranges
+
+            options["advanced_parameters"] = nncf.AdvancedQuantizationParameters(activations_range_estimator_params=Ranges.MINMAX)
+        with quiet(), openvino.silent_telemetry(), torch.no_grad():
             return nncf.quantize(
                 self.model,
                 nncf.Dataset([image[None].numpy() for image in images]),
                 subset_size=len(images),
                 preset=nncf.QuantizationPreset.MIXED,  # activations that a ReLU does not bound below need a zero point
                 fast_bias_correction=fast,
-                **ignored,
+                **options,
             )
 
     def layers_by_effect(self, quantized: Any, images: Tensor, run: Callable[[Any], Callable[[Tensor], list[Tensor]]]) -> list[str]:
@@ -103,15 +108,22 @@ class Float:
 
 def imported() -> Any:
     """Import NNCF without OpenVINO's telemetry, and without its messages."""
-    had = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # PyTorch's compiler, which it loads, warns where there is no GPU
-    try:
-        with openvino.silent_telemetry():
-            import nncf
-    finally:
-        logging.disable(had)
+    with quiet(), openvino.silent_telemetry():
+        import nncf
     nncf.set_log_level(logging.ERROR)
     return nncf
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep NNCF's bars off stdout, and what PyTorch's compiler, which it loads, says of a missing GPU."""
+    had = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(had)
 
 
 def mirrored(images: Tensor) -> Tensor:

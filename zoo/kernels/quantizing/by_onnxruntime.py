@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import warnings
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from zoo.kernels.engines import pytorch
 from zoo.kernels.engines.export import Exported, Form, export
-from zoo.kernels.quantizing.by_nncf import mirrored
+from zoo.kernels.quantizing.by_nncf import mirrored, quiet
 
 
 def absent() -> str:
@@ -41,9 +40,7 @@ def quantize(network: nn.Module, images: Tensor, form: Form) -> tuple[bytes, tup
         warnings.simplefilter("ignore")
         plain, ready, made = (Path(folder) / f"{name}.onnx" for name in ("plain", "ready", "made"))
         plain.write_bytes(_with_weights(exported))
-        had = logging.root.manager.disable
-        logging.disable(logging.WARNING)  # it advises what is done here
-        try:
+        with quiet():  # it advises what is done here
             quant_pre_process(plain, ready, skip_symbolic_shape=True)
             quantization.quantize_static(
                 ready,
@@ -54,8 +51,6 @@ def quantize(network: nn.Module, images: Tensor, form: Form) -> tuple[bytes, tup
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
             )
-        finally:
-            logging.disable(had)
         return made.read_bytes(), exported.outputs
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
 from zoo.images import open_source
-from zoo.images.preprocess import preprocess
+from zoo.images.preprocess import named_images, open_image, preprocess
 from zoo.images.preprocessed import WrongInput, check_preprocessed
 
 FEWEST = 32
@@ -131,17 +133,21 @@ def _pixels(network: nn.Module, given: Any, what: str, size: tuple[int, ...] | N
             raise ValueError(f"{what} is a tensor (N, C, H, W), a list of images or a folder of them, got {given!r:.60}")
         if isinstance(given, list | tuple) and not given:
             raise ValueError(f"{what} holds no images: the list is empty")
-        if steps is None:
+        if hasattr(network, "answer_by"):
+            given = _as_detector(network, given)
+        elif steps is None:
             kind = str(given.dtype) if isinstance(given, Tensor) else f"a {type(given).__name__}"
             raise ValueError(
                 f"{type(network).__name__} has no checkpoint that says how pictures are preprocessed, and {what} is {kind} of pictures; "
                 "give a float tensor (N, C, H, W) that is preprocessed as the network's own input is"
             )
-        given = preprocess(given, steps)
+        else:
+            given = preprocess(given, steps)
+    detects = hasattr(network, "answer_by")
     _fits(network, given, what, size)
     if not given.isfinite().all():
         raise ValueError(f"the {what} images hold NaN or infinite values")
-    if steps is not None:
+    if steps is not None and not detects:
         try:
             check_preprocessed(given, steps, given.shape[1])
         except WrongInput as error:
@@ -151,7 +157,7 @@ def _pixels(network: nn.Module, given: Any, what: str, size: tuple[int, ...] | N
 
 def _read(network: nn.Module, where: str | os.PathLike[str], steps: Any, what: str) -> Tensor:
     """Read a source of images, as many of them as fit, spread over all of it."""
-    if steps is None:
+    if steps is None and not hasattr(network, "answer_by"):
         raise ValueError(
             f"{type(network).__name__} has no checkpoint that says how pictures are preprocessed, so {what} can't be '{os.fspath(where)}'; "
             "give a float tensor (N, C, H, W) that is preprocessed as the network's own input is"
@@ -161,7 +167,30 @@ def _read(network: nn.Module, where: str | os.PathLike[str], steps: Any, what: s
     source = open_source(where)
     step = max(1, -(-len(source) // MOST))
     pictures = [decode(source.read(index), source[index].key) for index in range(0, len(source), step)]
+    if hasattr(network, "answer_by"):
+        return _as_detector(network, pictures)
     return torch.cat([preprocess(picture, steps) for picture in pictures])
+
+
+def _as_detector(network: nn.Module, pictures: Any) -> Tensor:
+    """Return what a detector gives its layers for photographs, fitted into its size."""
+    caught: list[Tensor] = []
+
+    class Caught(Exception):
+        pass
+
+    def catch(*given: Any, **named: Any) -> None:
+        if len(given) != 1 or named or not isinstance(given[0], Tensor):
+            raise ValueError(f"{type(network).__name__} takes photographs of any size, and int8 is for networks of one image size")
+        caught.append(given[0])
+        raise Caught
+
+    run: Any = network
+    for name, picture in named_images(pictures):
+        pixels = torch.from_numpy(np.array(open_image(picture, "RGB", name))).permute(2, 0, 1)
+        with contextlib.suppress(Caught):
+            run.answer_by(catch, [pixels], 0.5, 0.5)
+    return torch.cat(caught)
 
 
 def _stacked(given: Any, what: str) -> Tensor:
