@@ -32,34 +32,46 @@ def turned(count: int) -> Tensor:
 def test_equal_answers_are_proven() -> None:
     found = compared(ROWS.clone())
     assert (found.top1, found.top5, found.five, found.error, found.cosine) == (40, 40, 40, 0.0, pytest.approx(1.0))
-    assert found.proven and found.state == "proven" and "same top-1 100.0 % (40 of 40" in str(found)
+    assert found.proven
+    assert found.state == "proven"
+    assert "same top-1 100.0 % (40 of 40" in str(found)
 
 
 def test_answers_that_change_are_counted_and_refused() -> None:
     found = compared(turned(1))
-    assert found.top1 == 39 and not found.holds() and found.state == "refused"
+    assert found.top1 == 39
+    assert not found.holds()
+    assert found.state == "refused"
     assert compared(turned(1), tolerance=Tolerance(0.97)).holds()
     assert found.worst == (0, 4, 5), "class 0 keeps 4 of its 5 answers"
 
 
 def test_made_up_images_prove_nothing() -> None:
     found = compared(ROWS.clone(), unproven="made up")
-    assert found.holds() and not found.proven and found.state == "UNPROVEN" and "UNPROVEN, made up" in str(found)
+    assert found.holds()
+    assert not found.proven
+    assert found.state == "UNPROVEN"
+    assert "UNPROVEN, made up" in str(found)
 
 
 def test_the_error_is_a_condition_of_its_own() -> None:
     assert not compared(ROWS * 1.2, tolerance=Tolerance(error=0.1)).holds()
     found = compared(ROWS * 1.2, tolerance=Tolerance(0.98, 0.3))
-    assert found.holds() and found.error == pytest.approx(0.2) and found.cosine == pytest.approx(1.0)
+    assert found.holds()
+    assert found.error == pytest.approx(0.2)
+    assert found.cosine == pytest.approx(1.0)
     assert not compared(torch.full_like(ROWS, math.nan), tolerance=Tolerance(error=5.0)).holds()
 
 
 def test_labels_give_the_paired_difference() -> None:
     labels = ROWS.argmax(1)
     found = compared(turned(2), labels)
-    assert found.right == (40, 38) and found.difference is not None
+    assert found.right == (40, 38)
+    assert found.difference is not None
     mean, low, high = found.difference
-    assert mean == pytest.approx(-5.0) and low < -5 < high and "-5.00 points" in str(found)
+    assert mean == pytest.approx(-5.0)
+    assert low < -5 < high
+    assert "-5.00 points" in str(found)
 
 
 def test_the_paired_interval_is_bonett_and_prices() -> None:
@@ -69,7 +81,8 @@ def test_the_paired_interval_is_bonett_and_prices() -> None:
     half = 1.959964 * math.sqrt((a + b - (a - b) ** 2) / n)
     assert paired(gained, lost, count) == pytest.approx((-2.0, 100 * (a - b - half), 100 * (a - b + half)))
     none = paired(0, 0, 400)
-    assert none[0] == 0 and -0.8 < none[1] < 0 < none[2] < 0.8, "no difference found is not no difference"
+    assert none[0] == 0
+    assert -0.8 < none[1] < 0 < none[2] < 0.8, "no difference found is not no difference"
 
 
 def test_wilsons_interval_covers_as_often_as_it_says() -> None:
@@ -82,14 +95,19 @@ def test_wilsons_interval_covers_as_often_as_it_says() -> None:
 def test_a_certificate_survives_json() -> None:
     found = compared(turned(1), ROWS.argmax(1), kept=("stem", "fc"), tried=3, rechecked="elsewhere")
     assert Certificate.of(json.loads(json.dumps(found.facts()))) == found
-    assert "2 layers stay in float" in str(found) and "3 candidates" in str(found) and "elsewhere" in str(found)
+    assert "2 layers stay in float" in str(found)
+    assert "3 candidates" in str(found)
+    assert "elsewhere" in str(found)
 
 
 def test_outputs_that_are_no_logits_have_cosines_and_no_classes() -> None:
     maps = [torch.randn(6, 4, 3, 3), torch.randn(6, 5)]
     reference = Reference(maps, False)
     found = compare(reference, [maps[0], -maps[1]], "int8", "a test", Tolerance(error=0.2), calibrated=32, digest="")
-    assert found.top1 is None and found.cosine == pytest.approx(-1.0) and found.error == pytest.approx(2.0) and not found.holds()
+    assert found.top1 is None
+    assert found.cosine == pytest.approx(-1.0)
+    assert found.error == pytest.approx(2.0)
+    assert not found.holds()
 
 
 def test_a_network_that_gives_nan_has_no_reference() -> None:
@@ -124,4 +142,5 @@ def test_tolerances_that_are_refused(value: Any, classifies: bool, said: str) ->
 
 def test_another_tolerance_changes_no_finding() -> None:
     found = compared(turned(1))
-    assert replace(found, tolerance=Tolerance(0.5)).holds() and found.top1 == 39
+    assert replace(found, tolerance=Tolerance(0.5)).holds()
+    assert found.top1 == 39

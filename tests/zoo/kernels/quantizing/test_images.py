@@ -42,27 +42,33 @@ def plain() -> nn.Module:
 def test_half_of_the_images_are_set_aside_and_calibrate_nothing(plain: nn.Module) -> None:
     images = smooth(70)
     found = gather(plain, images, labels=range(70))
-    assert len(found.calibration) == 35 and len(found.check) == 35 and not found.made_up
+    assert len(found.calibration) == 35
+    assert len(found.check) == 35
+    assert not found.made_up
     rows = {tuple(image.flatten()[:5].tolist()): index for index, image in enumerate(images)}
     places = [[rows[tuple(image.flatten()[:5].tolist())] for image in part] for part in (found.calibration, found.check)]
     assert sorted(places[0] + places[1]) == list(range(70))
-    assert found.labels is not None and found.labels.tolist() == places[1]
-    assert max(places[1]) > 40 and min(places[1]) < 30, "a folder is sorted by classes: a half must not be its end"
+    assert found.labels is not None
+    assert found.labels.tolist() == places[1]
+    assert min(places[1]) < 30 < 40 < max(places[1]), "a folder is sorted by classes: a half must not be its end"
 
 
 def test_of_many_images_at_most_300_calibrate(plain: nn.Module) -> None:
     found = gather(plain, smooth(700, 4))
-    assert len(found.calibration) == CALIBRATE and len(found.check) == 400
+    assert len(found.calibration) == CALIBRATE
+    assert len(found.check) == 400
 
 
 def test_images_to_compare_on_may_be_given(plain: nn.Module) -> None:
     found = gather(plain, list(smooth(32)), smooth(40, seed=1), labels=torch.arange(40))
-    assert len(found.calibration) == 32 and len(found.check) == 40
+    assert len(found.calibration) == 32
+    assert len(found.check) == 40
 
 
 def test_other_images_have_another_digest(plain: nn.Module) -> None:
     one, two = gather(plain, smooth(64)), gather(plain, smooth(64, seed=1))
-    assert one.digest != two.digest and one.check_digest != two.check_digest
+    assert one.digest != two.digest
+    assert one.check_digest != two.check_digest
     assert gather(plain, smooth(64)).digest == one.digest
     assert gather(plain, smooth(64), labels=[0] * 64).digest != one.digest
 
@@ -72,7 +78,8 @@ def test_a_folder_is_read_by_the_checkpoints_own_preprocessing(tmp_path: Path) -
     for index, picture in enumerate(pixels):
         Image.fromarray(picture).save(tmp_path / f"{index:02d}.png")
     found = gather(Known(), tmp_path)
-    assert found.calibration.shape == (32, 3, 16, 16) and found.calibration.min() < -0.5
+    assert found.calibration.shape == (32, 3, 16, 16)
+    assert found.calibration.min() < -0.5
     listed = gather(Known(), sorted(map(str, tmp_path.iterdir())))
     assert listed.digest == found.digest
 
@@ -120,12 +127,13 @@ def test_another_range_or_size_than_the_checkpoints_is_refused() -> None:
         gather(Known(), (fitting + 1) * 127.5)
     with pytest.raises(ValueError, match=r"another range .* not normalised"):
         gather(Known(), ((fitting + 1) * 127.5).round() / 255)
-    with pytest.raises(ValueError, match="images of 3x16x16 .* are 3x12x12"):
+    with pytest.raises(ValueError, match=r"images of 3x16x16 .* are 3x12x12"):
         gather(Known(), (smooth(64, 12) / 4).clamp(-1, 1))
 
 
 @pytest.mark.parametrize(("labels", "said"), [
-    ([1, 2], "2 labels for 64 images"), ([0.5] * 64, "whole numbers"), ("cats", "indices of classes"), (torch.zeros(64, 2).long(), "in one row"),
+    ([1, 2], "2 labels for 64 images"), ([0.5] * 64, "whole numbers"), ("cats", "indices of classes"),
+    (torch.zeros(64, 2).long(), "in one row"),
 ])  # fmt: skip
 def test_labels_that_do_not_fit_are_refused(plain: nn.Module, labels: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
