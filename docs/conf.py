@@ -44,8 +44,17 @@ CONTENTS = {
     ],
     "Coming from": ["from-torchvision", "from-timm", "from-transformers", "from-metalhead", "from-torch-jl"],
     "Tables": ["models", "formats", "api", "cli", "benchmarks", "benchmarks-h100"],
-    "More": ["weights", "kernels", "design", "faults", "confined", "resnet20-cifar10"]
-    + ["notes/five-minutes", "notes/int8", "notes/any-network"],
+    "More": [
+        "weights",
+        "kernels",
+        "design",
+        "faults",
+        "confined",
+        "resnet20-cifar10",
+        "notes/five-minutes",
+        "notes/int8",
+        "notes/any-network",
+    ],
 }
 """The pages under the headings of the navigation. A page that is missing here is a warning, and so an error."""
 

@@ -71,7 +71,7 @@ def gather(network: nn.Module, calibration: Any, check: Any = None, labels: Any 
         known = _labels(labels, len(compared), "check")
     else:
         known = _labels(labels, len(pixels), "calibration")
-        _enough(pixels, 2 * FEWEST, "calibration", f"; half of them are set aside to compare on, unless check= gives {FEWEST} others")
+        _enough(pixels, 2 * FEWEST, "calibration", "; half of them are set aside to compare on")
         order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))  # a folder is sorted by classes
         count = min(len(pixels) // 2, CALIBRATE)
         pixels, compared = pixels[order[:count]], pixels[order[count:]]
