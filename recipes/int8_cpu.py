@@ -69,7 +69,7 @@ def photographs(folder: Path) -> tuple[list[str], list[int]]:
     return files, [wnids.index(Path(file).name.partition("_")[0]) for file in files]
 
 
-def measured(name: str, model: nn.Module, given: dict[str, Any], rounds: int, ours: bool) -> dict[str, Any]:
+def measured(name: str, model: Model, given: dict[str, Any], rounds: int, ours: bool) -> dict[str, Any]:
     """Quantise a network, and time it beside OpenVINO and, if `ours`, `fast` in float32 and bfloat16."""
     start = time.monotonic()
     row: dict[str, Any] = {"network": name, "load_before": os.getloadavg()[0], "times": {}}
@@ -79,7 +79,7 @@ def measured(name: str, model: nn.Module, given: dict[str, Any], rounds: int, ou
     except ValueError as error:
         return row | {"refused": str(error)}
     row["quantised_s"] = time.monotonic() - start
-    side = small.quantized.shape[1]
+    side = model.input_size
     for batch in BATCHES:
         images = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
         calls: dict[str, Any] = {
@@ -135,7 +135,7 @@ def embeddings(folder: Path, model: Model, count: tuple[int, int]) -> dict[str, 
 
 def main() -> None:
     """Measure what the arguments name."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n\n")[0])
     parser.add_argument("--photographs", type=Path, required=True)
     parser.add_argument("--mobilenetv2", type=Path)
     parser.add_argument("--more", action="append", default=[], metavar="NAME=FILE")
@@ -149,10 +149,10 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     files, classes = photographs(asked.photographs)
-    record = json.loads(asked.out.read_text()) if asked.out.exists() else {"networks": []}
+    record: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"networks": []}
     record |= {"machine": machine("openvino"), "threads": asked.threads, "rounds": asked.rounds, "photographs": len(files)}
     real = {"calibration": files, "labels": classes}
-    sources: dict[str, Callable[[], nn.Module]] = {
+    sources: dict[str, Callable[[], Any]] = {
         "EfficientNetLite0": lambda: trained(zoo.EfficientNetLite0),
         "EfficientNetLite1": lambda: trained(zoo.EfficientNetLite1),
     }

@@ -160,7 +160,7 @@ def fast(
                 f'dtype="{narrow}" is for networks of one image tensor; what {type(model).__name__} computes depends on values'
             )
         return proven(model, where, Wanted(narrow, calibration, check, labels, tolerance, example, tune, progress))
-    kind = asked.dtype_of(dtype, where)
+    kind = asked.dtype_of(cast("torch.dtype | None", dtype), where)
     asked.check(asked.core(model))
     made = Fast(model, where, kind, tune, tf32, progress)
     if _detects(made.core):

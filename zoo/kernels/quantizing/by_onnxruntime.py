@@ -40,12 +40,13 @@ def quantize(network: nn.Module, images: Tensor, form: Form) -> tuple[bytes, tup
         warnings.simplefilter("ignore")
         plain, ready, made = (Path(folder) / f"{name}.onnx" for name in ("plain", "ready", "made"))
         plain.write_bytes(_with_weights(exported))
+        reader = _Reader(mirrored(images))
         with quiet():  # it advises what is done here
             quant_pre_process(plain, ready, skip_symbolic_shape=True)
             quantization.quantize_static(
                 ready,
                 made,
-                _Reader(mirrored(images)),
+                reader,  # pyright: ignore[reportArgumentType]  # it has what is asked of one
                 quant_format=quantization.QuantFormat.QDQ,
                 per_channel=True,
                 activation_type=quantization.QuantType.QUInt8,

@@ -142,7 +142,7 @@ def _pixels(network: nn.Module, given: Any, what: str, size: tuple[int, ...] | N
                 "give a float tensor (N, C, H, W) that is preprocessed as the network's own input is"
             )
         else:
-            given = preprocess(given, steps)
+            given = preprocess(given, steps)  # pyright: ignore[reportArgumentType]
     detects = hasattr(network, "answer_by")
     _fits(network, given, what, size)
     if not given.isfinite().all():

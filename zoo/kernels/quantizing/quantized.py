@@ -159,7 +159,7 @@ class Quantized:
             if facts["format"] != FORMAT:
                 raise ValueError(f"{path.name} is of format {facts['format']}, this version reads {FORMAT}")
             count = len(facts["outputs"])
-            several = [tuple(tensors[f"{name}.{index}"] for index in range(count)) for name in ("right", "certified")]
+            right, certified = (tuple(tensors[f"{name}.{index}"] for index in range(count)) for name in ("right", "certified"))
             return cls(
                 facts["engine"],
                 tensors["graph"].numpy().tobytes(),
@@ -170,7 +170,8 @@ class Quantized:
                 Certificate.of(facts["certificate"]),
                 facts["machine"],
                 tensors["witness"],
-                *several,
+                right,
+                certified,
                 facts["digest"],
             )
         except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:

@@ -24,14 +24,14 @@ class Tiny(nn.Module):
     def __init__(self, wide: float = 1.0) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-        self.deep = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU(), nn.Conv2d(16, 24, 1), nn.ReLU())
+        norm, depthwise = nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), norm, nn.ReLU())
+        self.deep = nn.Sequential(depthwise, nn.ReLU(), nn.Conv2d(16, 24, 1), nn.ReLU())
         self.more = nn.Sequential(nn.Conv2d(24, 24, 3, stride=2), nn.ReLU())
         self.head = nn.Linear(24 * 4, 8)
         with torch.no_grad():
             self.eval()
             self.head.bias -= self(shapes(64, seed=50)).mean(0)  # so that images differ in their classes
-            norm, depthwise = self.stem[1], self.deep[0]
             norm.weight[3] *= wide
             norm.bias[3] *= wide
             depthwise.weight[3] /= wide
