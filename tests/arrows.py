@@ -186,7 +186,6 @@ LAW: dict[str, set[str]] = {
         "zoo.kernels.tuning",
     },
     "zoo.kernels.quantizing": {
-        "zoo.images",
         "zoo.kernels.comparing",
         "zoo.kernels.engines",
         "zoo.kernels.errors",

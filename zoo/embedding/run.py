@@ -197,9 +197,9 @@ def _int8(model: Model, dtype: Any, where: torch.device, fast: bool, engine: str
     if model.checkpoint is None:
         name = type(model).__name__
         raise ValueError(f"this {name} is untrained, so no preprocessing belongs to it; use trained({name})")
-    from zoo.kernels.quantizing.images import digest_of, preprocessed
+    from zoo.kernels.quantizing.images import digest_of
 
-    images = preprocessed(model, calibration)
+    images = model.batch_of(calibration)
     return Int8(images, tolerance, f"int8 by {len(images)} images {digest_of(images)[:12]}, tolerance {tolerance or 'as usual'}")
 
 

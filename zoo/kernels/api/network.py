@@ -405,10 +405,10 @@ class Fast(nn.Module):
                 return replace(inner, unchanged=f"{self.unchanged}; {inner.unchanged}".rstrip("; "))
             plans = [built.report for built in self._plans.values()]
             told = list(self.told)
-            if self.device.type == "cpu" and plans and not told:
-                from zoo.kernels.api.precisions import left_on_the_table
+            if self.device.type == "cpu" and self.precision == "float32" and plans and not told and not self.unchanged:
+                from zoo.kernels.quantizing.quantized import left_on_the_table
 
-                told = [line for line in [left_on_the_table(self)] if line]
+                told = [line for line in [left_on_the_table()] if line]
             return Report(plans, self.unchanged, str(self.device), self.precision, list(self._unplanned.values()), told)
 
     @property

@@ -20,7 +20,7 @@ from zoo.kernels.quantizing import by_nncf, by_onnxruntime
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare, is_logits
 from zoo.kernels.quantizing.images import Images, gather, made_up
 from zoo.kernels.quantizing.quantize import NotCertified, classifies, quantized
-from zoo.kernels.quantizing.quantized import instructions, narrow_kinds, version_of
+from zoo.kernels.quantizing.quantized import instructions, version_of
 from zoo.kernels.quantizing.tolerance import Tolerance, tolerance_of
 from zoo.kernels.reports.progress_bar import bar
 
@@ -237,18 +237,6 @@ def measure(fast: Fast) -> None:
         how = "torch.bfloat16" if best == "bfloat16" else f'"{best}", calibration=images'
         lines.append(f"left on the table: {best} is {left:.2f} times as fast here; fast(model, dtype={how})")
     fast.told = [line for line in fast.told if not line.startswith(("precision ", *found, "left on"))] + lines + told
-
-
-def left_on_the_table(fast: Fast) -> str:
-    """Say in one line which narrower precisions this CPU has, of a network in float32; "" elsewhere."""
-    if fast.device.type != "cpu" or fast.precision != "float32" or fast.told or fast.unchanged:
-        return ""
-    if not (kinds := narrow_kinds()):
-        return ""
-    return (
-        f"float32 is the default; this CPU also computes {' and '.join(kinds)} ({', '.join(instructions())}): "
-        "why(model, precisions=True) measures what that would save"
-    )
 
 
 def _saying(progress: Callable[[int, int, str], None] | None) -> Callable[[str], None]:

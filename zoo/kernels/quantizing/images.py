@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from zoo.images import open_source
-from zoo.images.preprocess import named_images, open_image, preprocess
-from zoo.images.preprocessed import WrongInput, check_preprocessed
 
 FEWEST = 32
 """Images to calibrate on, and images to compare on, at least."""
 CALIBRATE = 300
 """Images to calibrate on at most: more of them hardly move a range, and each takes a run of the network."""
-MOST = 1000
-"""Images that are read from a folder at most; they lie in memory."""
 NOISE = 0.3
 """Correlation of neighbouring pixels below which images are noise; photographs have 0.8 and more."""
 ALIKE = 1e-3
@@ -91,15 +84,6 @@ def gather(network: nn.Module, calibration: Any, check: Any = None, labels: Any 
     return _images(pixels, compared, known, reason)
 
 
-def preprocessed(network: nn.Module, given: Any, what: str = "calibration") -> Tensor:
-    """Return images as `gather` takes them, preprocessed by the network's checkpoint: float32 (N, C, H, W).
-
-    Raises:
-        ValueError: as `gather`, but for how many they are, and how different.
-    """
-    return _pixels(network, given, what, None)
-
-
 def made_up(shape: tuple[int, ...]) -> Images:
     """Make images up, to measure speed on: they are never enough to prove anything."""
     from zoo.kernels.comparing.sample_images import natural_images
@@ -120,77 +104,33 @@ def _images(calibration: Tensor, check: Tensor, labels: Tensor | None, reason: s
     return Images(calibration, check, labels, reason, blake3("\n".join(parts).encode()).hexdigest(), parts[1])
 
 
-def _pixels(network: nn.Module, given: Any, what: str, size: tuple[int, ...] | None) -> Tensor:
+def _pixels(network: Any, given: Any, what: str, size: tuple[int, ...] | None) -> Tensor:
     """Return preprocessed images, float32 (N, C, H, W), of the size that is asked for."""
-    record = getattr(network, "checkpoint", None)
-    steps = getattr(record, "preprocessing", None)
-    if isinstance(given, str | os.PathLike):
-        given = _read(network, given, steps, what)
-    if isinstance(given, list | tuple) and given and all(isinstance(one, Tensor) and one.is_floating_point() for one in given):
+    if isinstance(given, list | tuple) and not given:
+        raise ValueError(f"{what} holds no images: the list is empty")
+    if isinstance(given, list | tuple) and all(isinstance(one, Tensor) and one.is_floating_point() for one in given):
         given = _stacked(given, what)
-    if not (isinstance(given, Tensor) and given.is_floating_point()):
-        if not isinstance(given, list | tuple | Tensor) and not hasattr(given, "__array__"):
-            raise ValueError(f"{what} is a tensor (N, C, H, W), a list of images or a folder of them, got {given!r:.60}")
-        if isinstance(given, list | tuple) and not given:
-            raise ValueError(f"{what} holds no images: the list is empty")
-        if hasattr(network, "answer_by"):
-            given = _as_detector(network, given)
-        elif steps is None:
-            kind = str(given.dtype) if isinstance(given, Tensor) else f"a {type(given).__name__}"
-            raise ValueError(
-                f"{type(network).__name__} has no checkpoint that says how pictures are preprocessed, and {what} is {kind} of pictures; "
-                "give a float tensor (N, C, H, W) that is preprocessed as the network's own input is"
-            )
-        else:
-            given = preprocess(given, steps)  # pyright: ignore[reportArgumentType]
-    detects = hasattr(network, "answer_by")
+    ready = isinstance(given, Tensor) and given.is_floating_point()
+    if not ready and not isinstance(given, str | os.PathLike | list | tuple | Tensor) and not hasattr(given, "__array__"):
+        raise ValueError(f"{what} is a tensor (N, C, H, W), a list of images or a folder of them, got {given!r:.60}")
+    reads = getattr(network, "batch_of", None)
+    known = getattr(network, "checkpoint", None) is not None
+    if not ready and (reads is None or not (known or hasattr(network, "answer_by"))):
+        raise ValueError(
+            f"{type(network).__name__} has no checkpoint that says how pictures are preprocessed; give {what} as a float tensor "
+            "(N, C, H, W) that is preprocessed as the network's own input is"
+        )
+    if not ready:
+        given = reads(given)
     _fits(network, given, what, size)
     if not given.isfinite().all():
         raise ValueError(f"the {what} images hold NaN or infinite values")
-    if steps is not None and not detects:
+    if ready and reads is not None and known and not hasattr(network, "answer_by"):
         try:
-            check_preprocessed(given, steps, given.shape[1])
-        except WrongInput as error:
+            reads(given)
+        except ValueError as error:
             raise ValueError(f"the {what} images have another range than the network's input: {error}") from None
     return given.detach().to("cpu", torch.float32).contiguous()
-
-
-def _read(network: nn.Module, where: str | os.PathLike[str], steps: Any, what: str) -> Tensor:
-    """Read a source of images, as many of them as fit, spread over all of it."""
-    if steps is None and not hasattr(network, "answer_by"):
-        raise ValueError(
-            f"{type(network).__name__} has no checkpoint that says how pictures are preprocessed, so {what} can't be '{os.fspath(where)}'; "
-            "give a float tensor (N, C, H, W) that is preprocessed as the network's own input is"
-        )
-    from zoo.images.decoding import decode
-
-    source = open_source(where)
-    step = max(1, -(-len(source) // MOST))
-    pictures = [decode(source.read(index), source[index].key) for index in range(0, len(source), step)]
-    if hasattr(network, "answer_by"):
-        return _as_detector(network, pictures)
-    return torch.cat([preprocess(picture, steps) for picture in pictures])
-
-
-def _as_detector(network: nn.Module, pictures: Any) -> Tensor:
-    """Return what a detector gives its layers for photographs, fitted into its size."""
-    caught: list[Tensor] = []
-
-    class Caught(Exception):
-        pass
-
-    def catch(*given: Any, **named: Any) -> None:
-        if len(given) != 1 or named or not isinstance(given[0], Tensor):
-            raise ValueError(f"{type(network).__name__} takes photographs of any size, and int8 is for networks of one image size")
-        caught.append(given[0])
-        raise Caught
-
-    run: Any = network
-    for name, picture in named_images(pictures):
-        pixels = torch.from_numpy(np.array(open_image(picture, "RGB", name))).permute(2, 0, 1)
-        with contextlib.suppress(Caught):
-            run.answer_by(catch, [pixels], 0.5, 0.5)
-    return torch.cat(caught)
 
 
 def _stacked(given: Any, what: str) -> Tensor:

@@ -213,6 +213,16 @@ def narrow_kinds() -> tuple[str, ...]:
     return tuple(kind for kind, names in NARROW.items() if any(name in instructions() for name in names))
 
 
+def left_on_the_table() -> str:
+    """Say in one line which types narrower than float32 this CPU has; "" where it has none."""
+    if not (kinds := narrow_kinds()):
+        return ""
+    return (
+        f"float32 is the default; this CPU also computes {' and '.join(kinds)} ({', '.join(instructions())}): "
+        "why(model, precisions=True) measures what that would save"
+    )
+
+
 def version_of(package: str) -> str:
     """Return the version of an installed package, or "absent"."""
     try:

@@ -137,7 +137,7 @@ class Report:
                 table.add_row(escape(row.layers), escape(row.kernel), "x".join(map(str, row.shape[1:])), *times, escape(row.note))
             if plan.us:
                 table.add_section()
-                table.add_row("sum", "", "", _number(plan.us), _number(plan.replaced_us), "")
+                table.add_row("sum", "", "", _number(plan.us), _number(plan.replaced_us or None), "")
             yield table
             if plan.parity is not None:
                 yield escape(str(plan.parity))

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from weights import Preprocessing
+from zoo.images.batch import batch
 from zoo.kernels.comparing.sample_images import natural_images
 from zoo.kernels.quantizing.images import CALIBRATE, FEWEST, gather, made_up
 
@@ -32,6 +33,9 @@ class Known(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 4, 3)
+
+    def batch_of(self, images: Any) -> Tensor:
+        return batch(images, Record.preprocessing, 3)
 
 
 @pytest.fixture
