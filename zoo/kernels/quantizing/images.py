@@ -10,7 +10,6 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-
 FEWEST = 32
 """Images to calibrate on, and images to compare on, at least."""
 CALIBRATE = 300
