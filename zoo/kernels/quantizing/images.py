@@ -119,17 +119,16 @@ def _pixels(network: Any, given: Any, what: str, size: tuple[int, ...] | None) -
             f"{type(network).__name__} has no checkpoint that says how pictures are preprocessed; give {what} as a float tensor "
             "(N, C, H, W) that is preprocessed as the network's own input is"
         )
-    if not ready:
-        given = reads(given)
-    _fits(network, given, what, size)
-    if not given.isfinite().all():
+    images: Tensor = given if ready else reads(given)  # pyright: ignore[reportOptionalCall]  # it was refused above
+    _fits(network, images, what, size)
+    if not images.isfinite().all():
         raise ValueError(f"the {what} images hold NaN or infinite values")
     if ready and reads is not None and known and not hasattr(network, "answer_by"):
         try:
-            reads(given)
+            reads(images)
         except ValueError as error:
             raise ValueError(f"the {what} images have another range than the network's input: {error}") from None
-    return given.detach().to("cpu", torch.float32).contiguous()
+    return images.detach().to("cpu", torch.float32).contiguous()
 
 
 def _stacked(given: Any, what: str) -> Tensor:
