@@ -112,14 +112,14 @@ def _pixels(network: Any, given: Any, what: str, size: tuple[int, ...] | None) -
     ready = isinstance(given, Tensor) and given.is_floating_point()
     if not ready and not isinstance(given, str | os.PathLike | list | tuple | Tensor) and not hasattr(given, "__array__"):
         raise ValueError(f"{what} is a tensor (N, C, H, W), a list of images or a folder of them, got {given!r:.60}")
-    reads = getattr(network, "batch_of", None)
+    reads: Any = getattr(network, "batch_of", None)
     known = getattr(network, "checkpoint", None) is not None
     if not ready and (reads is None or not (known or hasattr(network, "answer_by"))):
         raise ValueError(
             f"{type(network).__name__} has no checkpoint that says how pictures are preprocessed; give {what} as a float tensor "
             "(N, C, H, W) that is preprocessed as the network's own input is"
         )
-    images: Tensor = given if ready else reads(given)  # pyright: ignore[reportOptionalCall]  # it was refused above
+    images: Tensor = given if isinstance(given, Tensor) and ready else reads(given)
     _fits(network, images, what, size)
     if not images.isfinite().all():
         raise ValueError(f"the {what} images hold NaN or infinite values")
