@@ -39,6 +39,7 @@ CONTENTS = {
         "convert",
         "own-network",
         "gpu",
+        "int8",
         "training",
         "recurrent",
         "airgap",

@@ -12,7 +12,7 @@ from zoo.commands.doctor import GIVES
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "install.md"
 BLOCK = re.compile(r"(?<=<!-- extras: written by docs/generate.py -->\n).*?(?=<!-- end of extras -->)", re.DOTALL)
-MAKERS = {"docs": "building these pages", "dev": "running the tests"}
+MAKERS = {"docs": "building these pages", "dev": "running the tests", "browser": "testing the page of `zoo browse` in Chromium"}
 """Extras for those who work on the project, of which `zoo doctor` says nothing."""
 
 

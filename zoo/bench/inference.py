@@ -16,7 +16,7 @@ from zoo.bench.cell import Plan as Plan
 from zoo.bench.cell import attempt, compare, measured, rounds_of
 from zoo.bench.clock import Clock, Memory, clock, median_and_spread
 from zoo.bench.floor import floor_us
-from zoo.bench.peers import OURS, WARMUPS, Call, Way, note_ops
+from zoo.bench.peers import HALF, OURS, QUARTER, WARMUPS, Call, Way, note_ops
 from zoo.bench.record import Record
 from zoo.bench.subject import OFF, Subject, relative_error, subject
 from zoo.networks.model import Model
@@ -29,6 +29,8 @@ OUR_SLACK, PEER_SLACK = 1.1, 2.0
 """Allowed error over plain eager's in the same dtype: ours promises the first; a peer promises nothing, and must compute this network."""
 EXACT_LIMIT, TF32_LIMIT = 1e-4, 5e-2
 """Allowed relative error of float32, whose sums have another order, and of TF32, whose operands have ten bits."""
+NARROWER = {"openvino-shipped": 0.2, HALF: 0.2, QUARTER: 2.0}
+"""Allowed relative error of what computes in fewer bits than the measured dtype: it must be this network; the table shows the error."""
 CELL_US = 20e6
 """Time that the rounds of a cell may take, about."""
 
@@ -125,7 +127,7 @@ def compete(cell: dict[str, Any], plan: Plan, s: Subject, watch: Clock) -> None:
         throughput, latency = watch.throughput(calls, rounds), watch.latency(calls, rounds)
     for name in calls:
         _note(cell["ways"][name], s.batch, throughput[name], latency[name], cell.get("floor_us"))
-    compare(cell)
+    compare(cell, beside=(HALF, QUARTER, "openvino-shipped"))
 
 
 def _build(way: Way, s: Subject, tune: str, row: dict[str, Any]) -> Call:
@@ -158,6 +160,8 @@ def allowed(way: Way, s: Subject) -> float:
     """Return the relative error against float32 eager up to which a way's figures count."""
     if way.uses_tf32:
         return TF32_LIMIT
+    if way.name in NARROWER:
+        return NARROWER[way.name]
     if way.exact or s.dtype == torch.float32:
         return EXACT_LIMIT
     return (OUR_SLACK if way.name == OURS else PEER_SLACK) * s.plain_error

@@ -23,6 +23,10 @@ from zoo.networks.model import Model
 
 Call = Callable[[], Tensor]
 OURS = "fast"
+HALF, QUARTER = "fast-bf16", "fast-int8"
+"""Ways to run a network on a CPU of ours too: in fewer bits than float32."""
+NARROWER = {"openvino-shipped": "bfloat16", HALF: "bfloat16", QUARTER: "int8"}
+"""What computes in fewer bits beside float32, where the CPU has instructions for it."""
 MODULE, SMALL = "fast-module", "fast-recompute"
 """Ways to train of ours too: without the graph, and in as little memory as it can."""
 SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -115,6 +119,25 @@ def _ours(s: Subject, tune: str) -> Call:
     return OurCall(lambda: network(images), network)
 
 
+def _half(s: Subject, tune: str) -> Call:
+    from zoo.kernels import fast
+
+    images = s.input(torch.float32)
+    network = fast(s.own, s.device, torch.bfloat16, tune=cast(Any, tune), example=images, progress=False)
+    return lambda: network(images)
+
+
+def _quarter(s: Subject, tune: str) -> Call:
+    """Calibrate on made-up images, which tells the speed; what it does to answers is for real images to say."""
+    from zoo.kernels import fast
+
+    images = s.input(torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that the error is UNPROVEN, as the page does
+        network = fast(s.own, s.device, "int8", tune=cast(Any, tune), example=images, tolerance={"error": 10}, progress=False)
+    return lambda: network(images)
+
+
 def _untuned(build: Callable[..., Call], **options: Any) -> Callable[[Any, str], Call]:
     """Return a way that has nothing which `fast` could tune."""
     return lambda subject, tune: build(subject, **options)
@@ -201,7 +224,7 @@ def _onnxruntime(s: Subject) -> Call:
     return lambda: torch.from_numpy(session.run(None, feed)[0])
 
 
-def _openvino(s: Subject) -> Call:
+def _openvino(s: Subject, shipped: bool = False) -> Call:
     from zoo.kernels.engines.openvino import imported
 
     openvino = imported()  # without the report that it sends home
@@ -212,8 +235,9 @@ def _openvino(s: Subject) -> Call:
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": {torch.bfloat16: "bf16", torch.float16: "f16"}.get(s.dtype, "f32"),
     }
+    if not shipped:
+        settings["INFERENCE_PRECISION_HINT"] = {torch.bfloat16: "bf16", torch.float16: "f16"}.get(s.dtype, "f32")
     request = openvino.Core().compile_model(network, "CPU", settings).create_infer_request()
     array = images.numpy()
     return lambda: torch.from_numpy(request.infer([array], share_inputs=True, share_outputs=True)[0])
@@ -287,6 +311,30 @@ WAYS = _table(
         "onnxruntime", "onnxruntime", "onnxruntime, float32", _untuned(_onnxruntime), devices=("cpu",), needs=("onnxruntime", "onnxscript")
     ),
     Way("openvino", "OpenVINO", "OpenVINO, {dtype}, latency hint", _untuned(_openvino), devices=("cpu",), needs=("openvino",)),
+    Way(
+        "openvino-shipped",
+        "OpenVINO as shipped",
+        "OpenVINO, latency hint, in the precision that it chooses itself: bfloat16 where the CPU has it",
+        _untuned(_openvino, shipped=True),
+        devices=("cpu",),
+        needs=("openvino",),
+    ),
+    Way(
+        HALF,
+        "fast() bf16",
+        "`fast(network, dtype=torch.bfloat16)`",
+        _half,
+        devices=("cpu",),
+        needs=("openvino",),
+    ),
+    Way(
+        QUARTER,
+        "fast() int8, UNPROVEN",
+        '`fast(network, dtype="int8")` calibrated on made-up images: its speed is right, its error says little',
+        _quarter,
+        devices=("cpu",),
+        needs=("nncf", "openvino"),
+    ),
 )
 """Ways to run a network."""
 TRAINING = _table(
@@ -360,7 +408,12 @@ def _here(table: dict[str, Way], device: torch.device, dtype: torch.dtype) -> di
 
 
 def _usual(here: dict[str, Way], dtype: torch.dtype) -> list[Way]:
-    return [way for way in here.values() if way.standard and (way.name != "onnxruntime" or dtype == torch.float32)]
+    from zoo.kernels.quantizing.quantized import narrow_kinds
+
+    single, kinds = dtype == torch.float32, narrow_kinds()
+    without = set() if single else {"onnxruntime", *NARROWER}
+    without |= {name for name, kind in NARROWER.items() if kind not in kinds}
+    return [way for way in here.values() if way.standard and way.name not in without]
 
 
 def _missing(way: Way) -> list[str]:

@@ -47,7 +47,8 @@ def bench(
         str | None,
         typer.Option(
             help="Peers with commas between them; the device's if left out. Inference: eager-fp32, eager-tf32, eager, "
-            "eager-cl, compile, max-autotune, recipe, onnxruntime, openvino. Training: eager-cl, compile, max-autotune, fast-recompute, "
+            "eager-cl, compile, max-autotune, recipe, onnxruntime, openvino; on a CPU openvino-shipped, fast-bf16, fast-int8. "
+            "Training: eager-cl, compile, max-autotune, fast-recompute, "
             "fast-module."
         ),
     ] = None,

@@ -40,6 +40,7 @@ State = Literal["ok", "warning", "broken", "absent"]
 EXTRAS = {
     "convert": ("h5py", "onnx", "onnxruntime", "scipy", "tensorstore"),
     "cpu": ("openvino", "onnxruntime", "onnx"),
+    "int8": ("nncf", "openvino", "onnxruntime", "onnx"),
     "cudnn": ("cudnn",),
     "embed": ("pyarrow", "fsspec"),
     "ray": ("ray",),
@@ -52,6 +53,7 @@ EXTRAS = {
 GIVES = {
     "convert": "writing Keras and ONNX files, reading Orbax, proofs by the source's framework",
     "cpu": "faster inference on a CPU: fast(model, 'cpu')",
+    "int8": "int8 on a CPU: fast(model, 'cpu', 'int8', calibration=images)",
     "cudnn": "more of cuDNN's plans for fast(model) on a GPU",
     "embed": "zoo embed into Parquet and from URLs",
     "ray": "zoo embed --engine ray",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """Images without a row that are named at most; the file beside the output has all."""
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16", "float16", "int8")
 
 USUAL = "ResNet50"
 EMBEDS = "The network, or a run's folder."
@@ -64,7 +64,15 @@ def embed(
     at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16. Repeatable: each is a column.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
     device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu. Default: cuda if available.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16. Default: what fast() takes on the device.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16, on a CPU int8. Default: what fast() takes on the device.")
+    ] = None,
+    calibration: Annotated[
+        str | None, typer.Option(metavar="DATA", autocompletion=files, help="With int8: images to calibrate and compare on, 64 or more.")
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, max=1, help="With int8: the largest relative error of the vectors; 0.2.")
+    ] = None,
     fast: Annotated[bool, typer.Option("--fast/--no-fast", help="Run on kernels chosen for the network and this machine.")] = True,
     decode: Annotated[str, typer.Option(help="cpu, or gpu: nvJPEG, faster, but pixels differ by a few levels.")] = "cpu",
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that decode. Default: chosen.")] = None,
@@ -89,6 +97,13 @@ def embed(
     for value, allowed, hint in ((decode, ("cpu", "gpu"), "--decode"), (engine, ("local", "ray"), "--engine"), (dtype, DTYPES, "--dtype")):
         if value is not None and value not in allowed:
             raise typer.BadParameter(f"{', '.join(allowed)}, not {value!r}", param_hint=hint)
+    if dtype == "int8" and calibration is None:
+        raise typer.BadParameter("it needs --calibration DATA, 64 images or more of the kind that are embedded", param_hint="--dtype")
+    for value, hint in ((calibration, "--calibration"), (tolerance, "--tolerance")):
+        if value is not None and dtype != "int8":
+            raise typer.BadParameter("it goes with --dtype int8", param_hint=hint)
+    if dtype == "int8" and (not fast or engine != "local"):
+        raise typer.BadParameter("int8 goes without --no-fast and without --engine ray", param_hint="--dtype")
     if engine == "local" and path.suffix not in WRITERS:
         raise typer.BadParameter(f"the output is a {', '.join(WRITERS)} file, not {path.name!r}", param_hint="--out")
     makeable(path) if engine == "ray" else writable(path)
@@ -98,12 +113,18 @@ def embed(
     with naming_what_is_here(usual):
         network = trained(cls, tag, progress=not quiet, weights_of=weights_of, **build_options(option, cls))
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
+    options |= {"calibration": calibration, "tolerance": None if tolerance is None else {"error": tolerance}}
     options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine}
     options["progress"] = False if quiet else partial(watched_images, console=err)
     try:
         report = embedding.embed(network, data, path, at or "embedding", **options)
     except UnknownTap as error:
         raise typer.BadParameter(str(error), param_hint="--at") from None
+    except ValueError as error:
+        if not (refused := getattr(error, "found", "")):  # of `NotCertified`, whose message speaks Python
+            raise
+        todo = "give --calibration more images, --tolerance a larger number, or use --dtype bfloat16"
+        raise typer.BadParameter(f"{refused}; {todo}", param_hint="--dtype") from None
     except KeyboardInterrupt:
         err.print("finished parts are kept: the same command resumes with them")
         raise
@@ -204,7 +225,7 @@ def knn(
 def _dtype(name: str | None) -> Any:
     import torch
 
-    return None if name is None else getattr(torch, name)
+    return name if name in (None, "int8") else getattr(torch, name)
 
 
 def _show(report: Report) -> None:
@@ -213,6 +234,8 @@ def _show(report: Report) -> None:
     columns = ", ".join(f"{tap} ({width:,})" for tap, width in report.widths.items())
     of = "" if report.rows == report.asked else f" of {report.asked:,}"
     out.print(f"{report.rows:,}{of} {'image' if report.asked == 1 else 'images'} embedded in {_time(report)}", soft_wrap=True)
+    for line in report.certificate:
+        out.print(f"[dim]{escape(line)}[/dim]", soft_wrap=True)
     if report.copies:
         out.print(f"left out {counted(len(report.copies), 'copy', 'copies')}, listed in '{escape(str(report.listed))}'", soft_wrap=True)
     if report.others:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from zoo.detection.detections import Detections
@@ -13,6 +16,10 @@ from zoo.networks.published import Published
 
 DETECTORS: dict[str, type[Detector]] = {}
 """Every published detector by its class name, in the order of definition."""
+
+
+class _Caught(Exception):
+    """Ends a pass once its input is known."""
 
 
 class Detector(Published):
@@ -58,6 +65,32 @@ class Detector(Published):
             TypeError: this family has no such way.
         """
         raise TypeError(f"detect() takes {type(self).__name__} as it is, and no fast() of it")
+
+    def batch_of(self, images: Any) -> Tensor:
+        """Return what the layers are given for many photographs, fitted into the network's size.
+
+        Args:
+            images: a folder or any other source that `zoo embed` reads, or a list of what `detect` takes.
+
+        Raises:
+            ValueError: an image can't be used, or this network takes photographs of any size.
+        """
+        from zoo.images.batch import pictures
+        from zoo.images.preprocess import named_images, open_image
+
+        caught: list[Tensor] = []
+
+        def catch(*given: Any, **named: Any) -> None:
+            if len(given) != 1 or named or not isinstance(given[0], Tensor):
+                raise ValueError(f"{type(self).__name__} takes photographs of any size, so they make no batch of one size")
+            caught.append(given[0])
+            raise _Caught
+
+        for name, picture in named_images(pictures(images)):
+            pixels = torch.from_numpy(np.array(open_image(picture, "RGB", name))).permute(2, 0, 1)
+            with contextlib.suppress(_Caught):
+                self.answer_by(catch, [pixels], 0.5, 0.5)
+        return torch.cat(caught)
 
     def names_of(self, found: Sequence[int]) -> tuple[str, ...]:
         """Return the names of classes by their indices: the checkpoint's, or "class 17" where it has none for this many classes."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +18,32 @@ from zoo.embedding.plan import Plan
 from zoo.networks.model import Model
 
 
-def prepared(model: Model, plan: Plan, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
+@dataclass(frozen=True, slots=True)
+class Int8:
+    """What int8 needs.
+
+    Attributes:
+        calibration: preprocessed images, (N, C, H, W), half of them to compare on.
+        tolerance: as `fast` takes it.
+        name: for the plan, so that other images are another job.
+    """
+
+    calibration: Tensor
+    tolerance: Any
+    name: str
+
+
+def prepared(model: Model, plan: Plan, device: torch.device, dtype: torch.dtype | None, int8: Int8 | None = None) -> nn.Module:
     """Return the network that computes {tap: (B, D)} on the device, fast if the plan says so."""
     network = extractor(model, plan.at)
     if plan.kernels == "fast":
         from zoo.kernels import fast
 
         side = plan.preprocessing.crop or 0
+        if int8 is not None:
+            made = fast(network, "cpu", "int8", calibration=int8.calibration, tolerance=int8.tolerance)
+            made.prepare((torch.zeros(plan.batch_size, model.in_channels, side, side),))
+            return made
         return fast(network, device, dtype, example=torch.zeros(plan.batch_size, model.in_channels, side, side, device=device))
     twin = copy.deepcopy(network).to(device, dtype or next(model.parameters()).dtype).eval()
     return _Casting(twin)

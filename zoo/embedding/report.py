@@ -45,6 +45,7 @@ class Report:
         decoder_images_s: what decoding reached on its own while it was not waiting, all processes together.
         model_images_s: what the network reached while it had a batch.
         workers: processes that decoded.
+        certificate: with int8, how near its vectors are to float32's; empty where an earlier run computed all.
     """
 
     path: Path
@@ -63,6 +64,7 @@ class Report:
     decoder_images_s: float = 0.0
     model_images_s: float = 0.0
     workers: int = 0
+    certificate: list[str] = field(default_factory=list)
 
     @property
     def asked(self) -> int:

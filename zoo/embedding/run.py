@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -18,7 +19,7 @@ from zoo.embedding.feeding import Feeder
 from zoo.embedding.flow import flow, held
 from zoo.embedding.parts import Workplace
 from zoo.embedding.plan import Plan, chunks, state_digest
-from zoo.embedding.prepare import check_probe, prepared, probe
+from zoo.embedding.prepare import Int8, check_probe, prepared, probe
 from zoo.embedding.progress import Show, bar
 from zoo.embedding.report import Report
 from zoo.embedding.writing import check_output, finish
@@ -37,8 +38,10 @@ def embed(
     *,
     batch_size: int | None = None,
     device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | Literal["int8"] | None = None,
     fast: bool = True,
+    calibration: Any = None,
+    tolerance: Any = None,
     decode: Literal["cpu", "gpu"] = "cpu",
     workers: int | None = None,
     dedupe: bool = False,
@@ -61,7 +64,11 @@ def embed(
         batch_size: images that go through the network at once; None is 256 on a GPU, 32 on a CPU.
         device: where the network runs; None is the current CUDA device if there is one, else the CPU.
         dtype: that it computes in; None is what `fast` takes there, without `fast` the model's own. Vectors are float32.
+            "int8", on a CPU, needs `calibration`; see [int8](int8.md).
         fast: whether to run on `zoo.fast`'s kernels.
+        calibration: with int8, 64 images or more as `fast` takes them: a folder, a list of paths, a preprocessed tensor. Half of them
+            calibrate; on the other half the vectors are compared with float32's, and the report has the certificate.
+        tolerance: with int8, the largest relative error of the vectors, {"error": 0.1}; 0.2 if left out.
         decode: "gpu" decodes JPEGs by nvJPEG, whose pixels differ from Pillow's by a few levels; the default's are `model.preprocess`'s
             own, bit for bit.
         workers: processes that decode; None chooses, 0 decodes in this one. With Ray tasks that decode at a time, at least 1.
@@ -88,11 +95,15 @@ def embed(
     if engine not in ("local", "ray"):
         raise ValueError(f'the engine is "local" or "ray", got {engine!r}')
     where = _device(device, engine)
-    plan = make_plan(model, source, at, batch_size, where, dtype, fast, decode, dedupe, engine)
+    int8 = _int8(model, dtype, where, fast, engine, calibration, tolerance)
+    plan = make_plan(model, source, at, batch_size, where, None if int8 else dtype, fast, decode, dedupe, engine)  # type: ignore[arg-type]
+    if int8:
+        plan = replace(plan, dtype=int8.name)
     if engine == "ray":
         from zoo.embedding.cluster import embed_on_ray
 
-        return embed_on_ray(model, source, Path(out), plan, dtype=dtype, workers=workers, restart=restart, progress=show)
+        half = cast("torch.dtype | None", dtype)
+        return embed_on_ray(model, source, Path(out), plan, dtype=half, workers=workers, restart=restart, progress=show)
     path = check_output(Path(out), plan)
     workers = processes(where, source) if workers is None else workers
     if workers < 0 or (workers and not source.shared):
@@ -105,7 +116,9 @@ def embed(
         report.computed = sum(map(len, todo))
         report.resumed = plan.images - report.computed
         if todo:
-            feeder = Feeder(prepared(model, plan, where, dtype), plan.preprocessing, where, plan.batch_size)
+            network = prepared(model, plan, where, None if int8 else cast("torch.dtype | None", dtype), int8)
+            report.certificate = [line for proof in getattr(network, "proofs", ()) for line in proof.lines()]
+            feeder = Feeder(network, plan.preprocessing, where, plan.batch_size)
             found = probe(feeder, plan)
             check_probe(found, place.probe, place.folder) if place.probe else place.keep_probe(found)
             _compute(feeder, source, plan, place, todo, report, show, begun)
@@ -167,6 +180,30 @@ def make_plan(
         decode=decode,
         dedupe=dedupe,
     )
+
+
+def _int8(model: Model, dtype: Any, where: torch.device, fast: bool, engine: str, calibration: Any, tolerance: Any) -> Int8 | None:
+    """Read what was given for int8; None where it is not asked for."""
+    from zoo.kernels.arguments import narrow_of
+
+    narrow = narrow_of(dtype)
+    if narrow is None:
+        if calibration is not None or tolerance is not None:
+            raise ValueError(f'{"calibration" if calibration is not None else "tolerance"} goes with dtype="int8", got dtype={dtype!r}')
+        return None
+    if narrow == "auto":
+        raise ValueError('embed() takes no dtype="auto": which precision is the fastest depends on timing, and rows must not')
+    if calibration is None:
+        raise ValueError('dtype="int8" needs calibration=, 64 images or more of the kind that are embedded')
+    if where.type != "cpu" or not fast or engine != "local":
+        raise ValueError('dtype="int8" goes with device="cpu", fast=True and engine="local"')
+    if model.checkpoint is None:
+        name = type(model).__name__
+        raise ValueError(f"this {name} is untrained, so no preprocessing belongs to it; use trained({name})")
+    from zoo.kernels.quantizing.images import digest_of
+
+    images = model.batch_of(calibration)
+    return Int8(images, tolerance, f"int8 by {len(images)} images {digest_of(images)[:12]}, tolerance {tolerance or 'as usual'}")
 
 
 def _device(device: torch.device | str | None, engine: str) -> torch.device:

@@ -6,6 +6,7 @@ The rooms, from what a user calls down to the kernels:
     training/        `fast(model, train=True)` and `fast_step`
     plans/           on a GPU: steps one after the other, compared with the network, captured as a CUDA graph
     engines/         on a CPU: the fastest engine for the whole network
+    quantizing/      on a CPU: int8, calibrated on a caller's images and compared with float32 on others
     tuning/          a kernel for each step: which could compute it, which is the fastest, and what was found, kept in a file
     passes/          the network as a graph of steps: trace, lower, fold, fuse, place, and what may be merged
     reports/         what `why` prints, and what a plan is

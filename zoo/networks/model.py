@@ -116,6 +116,20 @@ class Model(Published):
             )
         return preprocess(images, self.checkpoint.preprocessing).to(next(self.parameters()).device)
 
+    def batch_of(self, images: Any) -> Tensor:
+        """Return many images as a preprocessed batch on the CPU; also of a folder or any other source that `zoo embed` reads.
+
+        A float tensor is taken for preprocessed already, and refused where its values can't be.
+
+        Raises:
+            ValueError: as `preprocess`; or there is no such source, or a tensor has another range.
+        """
+        from zoo.images.batch import batch
+
+        if self.checkpoint is None:
+            raise ValueError(f"this {type(self).__name__} is untrained, so no preprocessing belongs to it; give preprocessed tensors")
+        return batch(images, self.checkpoint.preprocessing, self.in_channels)
+
     def initialise(self) -> None:
         """Draw fresh parameters as the family's paper or torchvision does; nothing on the meta device."""
         if next(self.parameters()).is_meta:

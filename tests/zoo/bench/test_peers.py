@@ -58,6 +58,7 @@ def test_standard_peers_that_are_left_out_are_named_with_what_they_need(
 ) -> None:
     there = peers.importlib.util.find_spec
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None if name in ("onnxscript", "openvino") else there(name))
+    monkeypatch.setattr("zoo.kernels.quantizing.quantized.instructions", tuple)  # so that no narrower precision is a peer
     assert peers.left_out(CPU, torch.float32) == {"onnxruntime": ["onnxscript"], "openvino": ["openvino"]}
     assert peers.left_out(torch.device("cuda"), torch.bfloat16) == {}
     monkeypatch.setattr(inference, "measure_cell", lambda *_: pytest.fail("the budget is spent"))
@@ -75,3 +76,12 @@ def test_a_peer_that_needs_two_packages_says_which_is_not_there(monkeypatch: pyt
     with pytest.raises(ValueError, match="needs the package onnxscript, which is not installed: pip install onnxscript"):
         peers.select(["onnxruntime"], CPU, torch.float32)
     assert "onnxruntime" not in {w.name for w in peers.select(None, CPU, torch.float32)}
+
+
+def test_narrower_precisions_stand_beside_float32_where_the_processor_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_missing", lambda way: [])
+    narrow = set(peers.NARROWER)
+    for has, expected in ((("avx512_bf16", "avx512_vnni"), narrow), (("avx_vnni",), {"fast-int8"}), ((), set())):
+        monkeypatch.setattr("zoo.kernels.quantizing.quantized.instructions", lambda has=has: has)
+        assert {w.name for w in peers.select(None, CPU, torch.float32)} & narrow == expected
+        assert not {w.name for w in peers.select(None, CPU, torch.bfloat16)} & narrow

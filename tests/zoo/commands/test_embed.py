@@ -56,7 +56,10 @@ def test_mistakes_are_one_message_and_a_code(photos: Path, tmp_path: Path, capsy
         (["embed", str(tmp_path / "none"), "-m", "ResNet20", "-o", out], 3, "is not there; a source is"),
         (["embed", str(photos), "-m", "ResNet20", "-o", out, "--decode", "tpu"], 2, "cpu, gpu, not 'tpu'"),
         (["embed", str(photos), "-m", "ResNet20", "-o", out, "--engine", "spark"], 2, "local, ray, not 'spark'"),
-        (["embed", str(photos), "-m", "ResNet20", "-o", out, "--dtype", "int8"], 2, "float32, bfloat16, float16, not 'int8'"),
+        (["embed", str(photos), "-m", "ResNet20", "-o", out, "--dtype", "int4"], 2, "float32, bfloat16, float16, int8, not 'int4'"),
+        (["embed", str(photos), "-m", "ResNet20", "-o", out, "--dtype", "int8"], 2, "it needs --calibration DATA, 64 images or more"),
+        (["embed", str(photos), "-m", "ResNet20", "-o", out, "--calibration", str(photos)], 2, "it goes with --dtype int8"),
+        (["embed", str(photos), "-m", "ResNet20", "-o", out, "--tolerance", "0.1"], 2, "it goes with --dtype int8"),
         (["embed", str(photos), "-m", "ResNet20", "-o", str(tmp_path / "o.csv")], 2, "the output is a .parquet"),
         (["knn", out], 3, "o.npy is not there; zoo embed DATA"),
     ):

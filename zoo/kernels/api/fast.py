@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args, overload
 
 import torch
 from torch import nn
@@ -15,18 +15,24 @@ if TYPE_CHECKING:
     from zoo.kernels.reports.report import Report
     from zoo.kernels.training.network import FastTraining
 
+Precision = Literal["int8", "auto"]
+
 
 @overload
 def fast(
     model: nn.Module,
     device: torch.device | str | int | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | Precision | None = None,
     *,
     train: Literal[False] = False,
     tune: Tune = "quick",
     example: Any = None,
     tf32: bool = False,
     progress: bool = True,
+    calibration: Any = None,
+    check: Any = None,
+    labels: Any = None,
+    tolerance: Any = None,
 ) -> Fast: ...
 
 
@@ -49,7 +55,7 @@ def fast(
 def fast(
     model: nn.Module,
     device: torch.device | str | int | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | Precision | None = None,
     *,
     train: bool = False,
     tune: Tune = "quick",
@@ -57,6 +63,10 @@ def fast(
     tf32: bool = False,
     progress: bool = True,
     recompute: bool | None = None,
+    calibration: Any = None,
+    check: Any = None,
+    labels: Any = None,
+    tolerance: Any = None,
 ) -> Fast | FastTraining:
     """Return the same network on faster kernels, for inference or to train, after it was compared with the plain one.
 
@@ -70,7 +80,8 @@ def fast(
         model: any module; it is neither moved nor changed. It is taken in eval mode, whatever mode it is in, but with `train`.
         device: where to run; None is the current CUDA device if there is one, else the CPU. With `train` it is the model's.
         dtype: bfloat16, float16 or float32; None is bfloat16 on GPUs that have it, else float16, and float32 on a CPU. With `train`
-            it is that of the autocast to check under; the caller's autocast says what is computed in.
+            it is that of the autocast to check under; the caller's autocast says what is computed in. On a CPU also "int8", quantised
+            after training, and "auto", the fastest of float32, bfloat16 and int8 whose certificate keeps `tolerance`.
         train: whether it shall learn; see `zoo.kernels.training`.
         tune: "quick" tries a few launch configurations for each layer that was not timed before on this device, below a minute a
             network and shape; "full" tries all; "none" takes what was found before, and guesses for the rest.
@@ -80,6 +91,14 @@ def fast(
         recompute: with `train`, whether a step keeps what BatchNorms read and makes their outputs again on the way back, and what 1x1
             convolutions widen, in less room and a tenth more time; None does the first where that frees a quarter of the maps, as in
             MobileNets.
+        calibration: with "int8" and "auto", images to calibrate on, 64 at least and 200 better: a preprocessed tensor (N, C, H, W), a
+            list of such tensors (C, H, W), a list of paths, or a folder or any other source that `zoo embed` reads. Half of them are set
+            aside and calibrate nothing: the certificate compares answers on these. Without it int8 is UNPROVEN, and `why` says so.
+        check: images to compare on, in the same forms; then all of `calibration` calibrates.
+        labels: indices of the right classes, one for each image of `check`, or of `calibration` without `check`; then the certificate
+            holds the accuracies and the interval of their paired difference.
+        tolerance: the least share of equal top-1 classes, 0.98 if left out; or {"top1": 0.98, "error": 0.1}, whose second is the largest
+            relative error. Of networks that return no logits only "error" can be asked, 0.2 if left out.
 
     Returns:
         A `Fast` module: call it like `model`, with inputs on `device` in any floating dtype; outputs have the model's own dtype.
@@ -87,13 +106,15 @@ def fast(
 
     Raises:
         ValueError: an unknown device, dtype or `tune`; the device is not there; the model refuses the example, or that is a shape;
-            `recompute` without `train`, or `tf32` with it.
+            `recompute` without `train`, or `tf32` with it; int8 on a GPU, calibration images of another size, range or layout, too few
+            of them, or all alike; int8 that keeps less than the tolerance.
         TypeError: `model` is no module.
 
     Examples:
         >>> model = fast(trained(ResNet50))          # doctest: +SKIP
         >>> model(images.cuda())                     # doctest: +SKIP
         >>> print(why(model))                        # doctest: +SKIP
+        >>> small = fast(trained(ResNet50), "cpu", "int8", calibration="photographs/")  # doctest: +SKIP
     """
     from zoo.kernels import arguments as asked
 
@@ -115,14 +136,31 @@ def fast(
         raise ValueError(
             "tf32 goes without train=True: what trains heeds torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32"
         )
+    narrow = asked.narrow_of(dtype)
+    given = {"calibration": calibration, "check": check, "labels": labels, "tolerance": tolerance}
+    if narrow is None and (extra := [name for name, value in given.items() if value is not None]):
+        raise ValueError(f'{extra[0]} goes with dtype="int8" or dtype="auto", got dtype={dtype!r}')
+    if narrow is not None and calibration is None and (extra := [name for name in ("check", "labels") if given[name] is not None]):
+        raise ValueError(f"{extra[0]} goes with calibration=, the images to calibrate on")
+    if narrow is not None and (train or tf32):
+        raise ValueError(f'dtype="{narrow}" goes without {"train" if train else "tf32"}=True: it is for inference on a CPU')
     if train:
         from zoo.kernels.training.beginning import begin
 
-        return begin(model, device, dtype, example, tune, recompute)
+        return begin(model, device, cast("torch.dtype | None", dtype), example, tune, recompute)
     if recompute is not None:
         raise ValueError("recompute goes with train=True: inference keeps nothing for a way back")
     where = asked.device_of(device)
-    kind = asked.dtype_of(dtype, where)
+    if narrow is not None:
+        asked.check(asked.core(model))
+        from zoo.kernels.api.precisions import Wanted, proven
+
+        if _detects(asked.core(model)):
+            raise ValueError(
+                f'dtype="{narrow}" is for networks of one image tensor; what {type(model).__name__} computes depends on values'
+            )
+        return proven(model, where, Wanted(narrow, calibration, check, labels, tolerance, example, tune, progress))
+    kind = asked.dtype_of(cast("torch.dtype | None", dtype), where)
     asked.check(asked.core(model))
     made = Fast(model, where, kind, tune, tf32, progress)
     if _detects(made.core):
@@ -164,15 +202,28 @@ def _is_fast(model: object) -> bool:
     return isinstance(model, Fast) or getattr(type(model), "trains_fast", False)
 
 
-def why(model: nn.Module) -> Report:
+def why(model: nn.Module, *, precisions: bool = False) -> Report:
     """Tell what a fast network does and why: for each chain of layers its kernel, its time and the time that it replaced.
+
+    Args:
+        model: what `fast` returned.
+        precisions: on a CPU, time float32, bfloat16 and int8 beside each other first, at the shape that was planned last, where the CPU
+            has them; takes seconds, and with int8 half a minute the first time. Without calibration images int8's error is UNPROVEN.
 
     Raises:
         TypeError: `model` is not fast.
+        ValueError: precisions are asked for elsewhere than on a CPU, or before the network has answered images.
 
     Example:
         >>> print(why(fast(trained(ResNet20))))  # doctest: +SKIP
+        >>> print(why(fast(trained(ResNet50), "cpu"), precisions=True))  # doctest: +SKIP
     """
     if not _is_fast(model):
         raise TypeError(f"why takes what fast() returned, got a {type(model).__name__}")
+    if precisions:
+        if not isinstance(model, Fast):
+            raise ValueError("precisions are measured of a network for inference, not of one that learns")
+        from zoo.kernels.api.precisions import measure
+
+        measure(model)
     return model.report()  # pyright: ignore[reportCallIssue]

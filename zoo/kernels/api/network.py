@@ -8,6 +8,7 @@ import warnings
 from collections import OrderedDict
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,8 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.errors import Untraceable, first_line
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
+    from zoo.kernels.quantizing.certificate import Certificate
+    from zoo.kernels.quantizing.quantized import Quantized
     from zoo.kernels.reports.built_plan import Built
     from zoo.kernels.reports.report import Report
     from zoo.kernels.tuning.binding import Weights
@@ -66,9 +69,24 @@ class Fast(nn.Module):
     _strict: bool = False
     """A plan that can't be made is raised, by the first call; later on, that call runs unchanged."""
 
-    def __init__(self, network: nn.Module, device: torch.device, dtype: torch.dtype, tune: Tune, tf32: bool, progress: bool) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        tune: Tune,
+        tf32: bool,
+        progress: bool,
+        quantized: Quantized | None = None,
+    ) -> None:
         super().__init__()
         self._adopt(network)
+        self.quantized = quantized
+        """The network in int8, for calls of one image size, with its certificate; `dtype` is that of all other calls."""
+        self.proofs: list[Certificate] = [] if quantized is None else [quantized.certificate]
+        """Certificates of precisions that were compared on a caller's images."""
+        self.told: list[str] = []
+        """What `why` says beside plans: which precision was taken, and what others would give."""
         self.device, self.dtype, self.tf32, self.progress = device, dtype, tf32, progress
         self.tune: Tune = tune
         self.unchanged = ""
@@ -259,6 +277,10 @@ class Fast(nn.Module):
 
             if self.device.type == "cuda":
                 from zoo.kernels.plans.build import build_gpu as build
+            elif self.quantized is not None:
+                from zoo.kernels.quantizing.plan import build_int8
+
+                build = partial(build_int8, self.quantized)
             else:  # without Triton, which exists on Linux only
                 from zoo.kernels.engines.build import build_cpu as build
             self._weights = Weights() if self._weights is None else self._weights
@@ -386,8 +408,18 @@ class Fast(nn.Module):
             if self.part and self._plain_copy is not None:
                 inner = getattr(self._plain_copy, self.part).report()
                 return replace(inner, unchanged=f"{self.unchanged}; {inner.unchanged}".rstrip("; "))
-            plans, dtype = [built.report for built in self._plans.values()], str(self.dtype).removeprefix("torch.")
-            return Report(plans, self.unchanged, str(self.device), dtype, list(self._unplanned.values()))
+            plans = [built.report for built in self._plans.values()]
+            told = list(self.told)
+            if self.device.type == "cpu" and self.precision == "float32" and plans and not told and not self.unchanged:
+                from zoo.kernels.quantizing.quantized import left_on_the_table
+
+                told = [line for line in [left_on_the_table()] if line]
+            return Report(plans, self.unchanged, str(self.device), self.precision, list(self._unplanned.values()), told)
+
+    @property
+    def precision(self) -> str:
+        """What it computes in, "float32", "bfloat16", "float16" or "int8"."""
+        return "int8" if self.quantized is not None else str(self.dtype).removeprefix("torch.")
 
     def train(self, mode: bool = True) -> Fast:
         """Refuse train mode: folded BatchNorm has no statistics to update; RuntimeError says what to do."""
@@ -405,13 +437,20 @@ class Fast(nn.Module):
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Load into the plain network, and make plans and weights anew at the next call."""
         result = self._network.load_state_dict(state_dict, strict=strict, assign=assign)
-        self._stale = True
+        self._renew()
         return result
+
+    def _renew(self) -> None:
+        """Make plans anew at the next call; what was quantised, and proven, was of other weights."""
+        self._stale = True
+        if self.quantized is not None:
+            self.quantized, self.proofs = None, []
+            self.told = ["other weights were loaded: computed in float32, until fast(plain(model), dtype='int8', calibration=...) again"]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Take part in a parent's `load_state_dict`."""
         super()._load_from_state_dict(*args, **kwargs)
-        self._stale = True
+        self._renew()
 
     def register_buffer(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Refuse what would become the network's own unseen."""
@@ -429,8 +468,14 @@ class Fast(nn.Module):
         """Come back without plans."""
         nn.Module.__init__(self)
         self.__dict__.update(state)
+        self.__dict__.setdefault("quantized", None)  # of a pickle from before there was any
+        self.__dict__.setdefault("proofs", [])
+        self.__dict__.setdefault("told", [])
         self._adopt(state["_network"])
         self._fresh()
+        if self.quantized is not None:  # another processor than the one that it was certified on, perhaps
+            self.quantized = self.quantized.checked()
+            self.proofs = [self.quantized.certificate]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fast:
         """Copy the plain network and the options."""
@@ -441,12 +486,12 @@ class Fast(nn.Module):
 
     def extra_repr(self) -> str:
         """Show device, dtype and shapes planned so far."""
-        return f"device={self.device}, dtype={self.dtype}, plans={len(self._plans)}" + (
+        return f"device={self.device}, dtype={self.precision if self.quantized is not None else self.dtype}, plans={len(self._plans)}" + (
             f", unchanged: {self.unchanged}" if self.unchanged else ""
         )
 
 
-OWN = {"device", "dtype", "tf32", "progress", "tune", "unchanged", "part", "training"}
+OWN = {"device", "dtype", "tf32", "progress", "tune", "unchanged", "part", "training", "quantized", "proofs", "told", "precision"}
 """Attributes of a fast network that are not its network's."""
 _PLAIN = type(None) | bool | int | float | str | torch.dtype | torch.device
 """Arguments that a plan may be made for, one for each value."""

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.comparing.copies import in_own_dtype, on_device, own_dtype
 from zoo.kernels.comparing.parity import FLOAT32_FLOOR, Parity
 from zoo.kernels.comparing.sample_images import natural_images
-from zoo.kernels.engines.engine import NotFinite
+from zoo.kernels.engines.engine import NotFinite, Plain
 from zoo.kernels.engines.export import finite, within
 from zoo.kernels.engines.keep_nan import LARGEST
 from zoo.kernels.errors import Untraceable
@@ -47,7 +47,7 @@ def build_cpu(
     here = all(tensor.device.type == "cpu" for tensor in (*network.parameters(), *network.buffers()))
     if not here and weights.copy is None:
         weights.copy = on_device(network, CPU)
-    model = _OfTensors(_evaluating(network if weights.copy is None else weights.copy), leaves, spec)
+    model = OfTensors(evaluating(network if weights.copy is None else weights.copy), leaves, spec)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")
@@ -57,13 +57,13 @@ def build_cpu(
     if any(t.numel() == 0 for t in tensors):
         return empty(graph, options, network)
     shapes = [tuple(t.shape) for t in tensors]
-    key = _key(network, graph, own, options.dtype, shapes)
+    key = key_of(network, graph, own, options.dtype, shapes)
     known = choices.get(key, "none" if options.tune == "none" else "quick")
     with bar("choosing kernels", options.progress) as progress, phase("making and timing engines"):
         say = None if progress is None else lambda text: progress(0, 1, text)
         untimed = "onnxruntime" if options.tune == "none" else None
         chosen = engines.choose(
-            model, example, options.dtype, cached=known.op if known else untimed, progress=say, apart=_apart(network, args, kwargs, graph)
+            model, example, options.dtype, cached=known.op if known else untimed, progress=say, apart=apart_in(network, args, kwargs, graph)
         )
     if chosen.seconds:
         mine, eager = chosen.seconds[chosen.name], chosen.seconds.get("eager", 0.0)
@@ -77,26 +77,41 @@ def build_cpu(
     parity = Parity(error, chosen.eager, example[0].shape[0] if example[0].dim() else 1, FLOAT32_FLOOR)
     report = PlanReport(shapes, [row], parity, list(chosen.notes))
 
-    flat = getattr(chosen.call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again
-
     itself = engines.Plain(model) if chosen.name not in (engines.EAGER, "channels_last") else None  # PyTorch keeps NaN
+    return Built(runner(chosen.call, itself, model, graph, own, report), graph.spec, report)
+
+
+def runner(
+    call: Callable[..., Any], itself: Callable[..., Any] | None, model: nn.Module, graph: Graph, own: torch.dtype, report: PlanReport
+) -> Callable[[list[Tensor]], list[Any]]:
+    """Return what answers a plan's calls by an engine, and by the network itself where NaN or infinity is.
+
+    Args:
+        call: the engine.
+        itself: the network where the engine may lose NaN; None where it keeps it.
+        model: the network as a function of its tensors.
+        graph: of the network.
+        own: the type that the engine is given.
+        report: gets a note at the first such call.
+    """
+    flat = getattr(call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again
     fits = partial(within, most=LARGEST)  # up to which engines notice what arises inside, see `keep_nan`
 
     def run(given: list[Tensor]) -> list[Any]:
         cast = [t if t.dtype is own or not t.is_floating_point() else t.to(own) for t in given]
         if itself is None or all(map(fits, cast)):
             with suppress(NotFinite):
-                made = pytree.tree_leaves(chosen.call(*cast)) if flat is None else flat(*cast)
+                made = pytree.tree_leaves(call(*cast)) if flat is None else flat(*cast)
                 if itself is None or all(finite(one) for one in made if isinstance(one, Tensor)):
                     return made
         if NOT_FINITE not in report.notes:
             report.notes.append(NOT_FINITE)
-        return pytree.tree_leaves(engines.Plain(model)(*cast))
+        return pytree.tree_leaves(Plain(model)(*cast))
 
-    return Built(run, graph.spec, report)
+    return run
 
 
-def _key(network: nn.Module, graph: Graph, own: torch.dtype, dtype: torch.dtype, shapes: list[tuple[int, ...]]) -> str:
+def key_of(network: nn.Module, graph: Graph, own: torch.dtype, dtype: torch.dtype, shapes: list[tuple[int, ...]]) -> str:
     """Name what engines are chosen for: the operators, in the order in which they run, and the types; weights' values do not matter."""
     digest, numbers = hashlib.blake2s(digest_size=8), {node: number for number, node in enumerate(graph.nodes)}
     for node in graph.nodes:
@@ -106,7 +121,7 @@ def _key(network: nn.Module, graph: Graph, own: torch.dtype, dtype: torch.dtype,
     return f"engine {type(network).__name__} {parameters} parameters {digest.hexdigest()} {types}{shapes}"
 
 
-def _apart(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph) -> Callable[[int], bool] | None:
+def apart_in(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], graph: Graph) -> Callable[[int], bool] | None:
     """Tell of which sizes parts of the batch may be: None if images are not answered one by one. The graph is lowered for that."""
     lower(graph)
     if not apart(graph):
@@ -124,7 +139,7 @@ def _apart(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], gr
     return fits
 
 
-class _OfTensors(nn.Module):
+class OfTensors(nn.Module):
     """A network as a function of the tensors among its arguments."""
 
     def __init__(self, network: nn.Module, leaves: list[Any], spec: Any) -> None:
@@ -147,7 +162,7 @@ class _OfTensors(nn.Module):
         return self.network(*args, **kwargs)
 
 
-def _evaluating(network: nn.Module) -> nn.Module:
+def evaluating(network: nn.Module) -> nn.Module:
     """Return the network in eval mode, a copy of its structure that shares its tensors, so that its own mode stays."""
     shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
     return copy.deepcopy(network, shared).eval()

@@ -31,24 +31,44 @@ def build(exported: Exported, form: Form) -> Callable[..., Any]:
     """
     import onnxruntime
 
+    graph, names, watches = _with_initialisers(exported)
+    values = [onnxruntime.OrtValue.ortvalue_from_numpy(exported.tensors[name].contiguous().numpy()) for name in names]
+    outputs = (*exported.outputs, *([WATCH] if watches else []))
+    return session(graph, exported.inputs, outputs, form, names, values)
+
+
+def session(
+    graph: bytes, inputs: tuple[str, ...], outputs: tuple[str, ...], form: Form, names: list[str] | None = None, values: Any = ()
+) -> Callable[..., Any]:
+    """Make a session of a graph; see `build`.
+
+    Args:
+        graph: the ONNX model.
+        inputs: names of what it takes, in the order of the network's.
+        outputs: names of what it returns, in pytree's order; `WATCH` may stand behind them.
+        form: of what the network returns.
+        names: of weights that lie outside of the graph.
+        values: these weights.
+    """
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    graph, names, watches = _with_initialisers(exported)
-    values = [onnxruntime.OrtValue.ortvalue_from_numpy(exported.tensors[name].contiguous().numpy()) for name in names]
-    options.add_external_initializers(names, values)
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    return _Session(session, exported, form, values, watches)
+    if names:
+        options.add_external_initializers(names, list(values))
+    made = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    return _Session(made, inputs, outputs, form, list(values))
 
 
 class _Session:
     """Runs a session, which keeps no state between runs, and gives each run's output memory of its own."""
 
-    def __init__(self, session: Any, exported: Exported, form: Form, weights: list[Any], watches: bool) -> None:
+    def __init__(self, session: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], form: Form, weights: list[Any]) -> None:
         asked = {given.name for given in session.get_inputs()}
-        self.inputs = [(index, name) for index, name in enumerate(exported.inputs) if name in asked]
-        self.session, self.outputs, self.form = session, [*exported.outputs, *([WATCH] if watches else [])], form
+        self.inputs = [(index, name) for index, name in enumerate(inputs) if name in asked]
+        self.session, self.outputs, self.form = session, list(outputs), form
         self.weights = weights  # the session reads them and does not own them
 
     def __call__(self, *given: Tensor) -> Any:

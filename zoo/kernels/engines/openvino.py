@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -31,7 +31,7 @@ def precision(dtype: torch.dtype) -> torch.dtype:
     Raises:
         ImportError: OpenVINO is not installed.
     """
-    return dtype if CAPABILITY.get(dtype) in _core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else torch.float32
+    return dtype if CAPABILITY.get(dtype) in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES") else torch.float32
 
 
 def streams(parts: int) -> int:
@@ -52,11 +52,33 @@ def build(exported: Exported, form: Form, dtype: torch.dtype, parts: int = 1) ->
         What takes the network's inputs, all parts of them, and returns its output, in fresh tensors; any number of threads may call it
         at once.
     """
-    ov, core = imported(), _core()
-    model = core.read_model(exported.graph)
-    weights = _insert_weights(ov, model, exported)
+    model, weights = read(exported)
     watches = keep_nan(model, dtype)
-    compiled = core.compile_model(
+    return compiled(model, exported.inputs, (*exported.outputs, *([WATCH] if watches else [])), form, dtype, parts, weights)
+
+
+def read(exported: Exported) -> tuple[Any, list[Any]]:
+    """Return a graph as an `ov.Model`, and the arrays that it reads and does not own."""
+    ov = imported()
+    model = core().read_model(exported.graph)
+    return model, _insert_weights(ov, model, exported)
+
+
+def compiled(
+    model: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], form: Form, dtype: torch.dtype, parts: int = 1, weights: Any = ()
+) -> Callable[..., Any]:
+    """Compile an `ov.Model` for this machine; see `build`.
+
+    Args:
+        model: the graph.
+        inputs: names of what it takes, in the order of the network's.
+        outputs: names of what it returns, in pytree's order; `WATCH` may stand behind them.
+        form: of what the network returns.
+        dtype: to compute in, but for what is quantised.
+        parts: of the graph's size that a batch has.
+        weights: what has to live as long as the model.
+    """
+    made = core().compile_model(
         model,
         "CPU",
         {
@@ -67,10 +89,9 @@ def build(exported: Exported, form: Form, dtype: torch.dtype, parts: int = 1) ->
             "ENABLE_CPU_PINNING": False,
         },
     )
-    asked, given = _positions(compiled.inputs), _positions(compiled.outputs)
-    inputs = [(index, asked[name]) for index, name in enumerate(exported.inputs) if name in asked]
-    outputs = [given[name] for name in (*exported.outputs, *([WATCH] if watches else []))]
-    return _Requests(ov, compiled, inputs, outputs, form, weights, parts)
+    asked, given = _positions(made.inputs), _positions(made.outputs)
+    taken = [(index, asked[name]) for index, name in enumerate(inputs) if name in asked]
+    return _Requests(imported(), made, taken, [given[name] for name in outputs], form, list(weights), parts)
 
 
 class _Requests:
@@ -170,7 +191,8 @@ def _insert_weights(ov: Any, model: Any, exported: Exported) -> list[Any]:
 
 
 @cache
-def _core() -> Any:
+def core() -> Any:
+    """Return OpenVINO's core, of which a process has one."""
     return imported().Core()
 
 
@@ -179,14 +201,21 @@ def imported() -> Any:
     with _IMPORTING:
         if "openvino" in sys.modules:
             return sys.modules["openvino"]
-        had = sys.modules.get("openvino_telemetry", ...)
-        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # to the import statement: not installed
-        try:
+        with silent_telemetry():
             import openvino
             import openvino.opset13  # what `keep_nan` builds with
-        finally:
-            if had is ...:
-                del sys.modules["openvino_telemetry"]
-            else:
-                sys.modules["openvino_telemetry"] = had
         return openvino
+
+
+@contextmanager
+def silent_telemetry() -> Iterator[None]:
+    """Import something while OpenVINO's telemetry looks as if it were not installed."""
+    had = sys.modules.get("openvino_telemetry", ...)
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # to the import statement: not installed
+    try:
+        yield
+    finally:
+        if had is ...:
+            del sys.modules["openvino_telemetry"]
+        else:
+            sys.modules["openvino_telemetry"] = had

@@ -90,6 +90,8 @@ class Report:
     dtype: str
     unplanned: list[str] = field(default_factory=list)
     """Shapes that have no plan, and why."""
+    told: list[str] = field(default_factory=list)
+    """Which precision was taken, and what others would give."""
 
     @property
     def rows(self) -> list[Row]:
@@ -135,7 +137,7 @@ class Report:
                 table.add_row(escape(row.layers), escape(row.kernel), "x".join(map(str, row.shape[1:])), *times, escape(row.note))
             if plan.us:
                 table.add_section()
-                table.add_row("sum", "", "", _number(plan.us), _number(plan.replaced_us), "")
+                table.add_row("sum", "", "", _number(plan.us), _number(plan.replaced_us or None), "")
             yield table
             if plan.parity is not None:
                 yield escape(str(plan.parity))
@@ -143,6 +145,7 @@ class Report:
             if plan.seconds:
                 yield told(plan.seconds)
         yield from map(escape, self.unplanned)
+        yield from map(escape, self.told)
 
 
 def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

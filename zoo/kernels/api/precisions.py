@@ -1,0 +1,243 @@
+"""Precisions beside each other on a CPU: int8 that is asked for, "auto" that takes the fastest proven one, and what each would save."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.kernels import arguments as asked
+from zoo.kernels.api.network import Fast, Tune
+from zoo.kernels.comparing.copies import on_device, tensors_of
+from zoo.kernels.engines.openvino import precision as computes
+from zoo.kernels.engines.race import turn, undisturbed
+from zoo.kernels.errors import Untraceable, first_line
+from zoo.kernels.quantizing import by_nncf, by_onnxruntime
+from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare, is_logits
+from zoo.kernels.quantizing.images import Images, gather, made_up
+from zoo.kernels.quantizing.quantize import NotCertified, classifies, quantized
+from zoo.kernels.quantizing.quantized import instructions, version_of
+from zoo.kernels.quantizing.tolerance import Tolerance, tolerance_of
+from zoo.kernels.reports.progress_bar import bar
+
+CPU = torch.device("cpu")
+ROUNDS = 5
+"""Turns of each precision, one after the other."""
+
+
+@dataclass(slots=True)
+class Wanted:
+    """What a caller of `fast` gave for a precision that has to be proven.
+
+    Attributes:
+        dtype: "int8" or "auto".
+        calibration: images to calibrate on.
+        check: images to compare on.
+        labels: their right classes.
+        tolerance: what the certificate has to show.
+        example: as `fast` takes it.
+        tune: as `fast` takes it.
+        progress: as `fast` takes it.
+    """
+
+    dtype: str
+    calibration: Any
+    check: Any
+    labels: Any
+    tolerance: Any
+    example: Any
+    tune: Tune
+    progress: bool
+
+
+def proven(model: nn.Module, device: torch.device, wanted: Wanted) -> Fast:
+    """Return a network in the precision that is asked for, with its certificate; `fast` says the rest.
+
+    Raises:
+        ValueError: the device is no CPU, the network takes no single tensor of images, images or tolerance can't be used, or int8 keeps
+            less than the tolerance.
+    """
+    if device.type != "cpu":
+        other = "torch.bfloat16" if torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] >= 8 else "torch.float16"
+        raise ValueError(
+            f'dtype="{wanted.dtype}" works on CPUs so far, and this network would run on {device}: '
+            f'use fast(model, "cpu", "{wanted.dtype}", ...), or dtype={other} on the GPU'
+        )
+    network = asked.core(model)
+    size, example = _size(network, wanted)
+    if wanted.calibration is not None:
+        images = gather(network, wanted.calibration, wanted.check, wanted.labels, size)
+    else:
+        images = made_up(size or tuple(example.shape[1:]))  # pyright: ignore[reportOptionalMemberAccess]  # one of them is there
+    if example is None:
+        example = images.check[:1]
+    single = on_device(network, CPU, torch.float32)
+    outputs = answers(single, images.check[:1])
+    tolerance = tolerance_of(wanted.tolerance, classifies(network) and is_logits(outputs))
+    if wanted.dtype == "int8":
+        return _int8(model, network, images, tolerance, example, wanted)
+    return _auto(model, network, single, images, tolerance, example, wanted)
+
+
+def _size(network: nn.Module, wanted: Wanted) -> tuple[tuple[int, ...] | None, Tensor | None]:
+    """Return (C, H, W) that the network will be given, and an example of it; None of what the calibration images have to say."""
+    if wanted.example is None and wanted.calibration is not None:
+        return None, None
+    try:
+        args = asked.example_of(network, wanted.example, CPU)
+    except Untraceable as error:
+        raise ValueError(f'dtype="{wanted.dtype}" is for networks of images that can be traced: {error}') from error
+    given = tensors_of(args)
+    if len(args) != 1 or len(given) != 1 or given[0].dim() != 4 or not given[0].is_floating_point():
+        raise ValueError(f'dtype="{wanted.dtype}" is for networks that take one float tensor of images (N, C, H, W) and nothing else')
+    return tuple(given[0].shape[1:]), given[0]
+
+
+def _int8(model: nn.Module, network: nn.Module, images: Images, tolerance: Tolerance, example: Tensor, wanted: Wanted) -> Fast:
+    with bar("quantising", wanted.progress) as progress:
+        made = quantized(network, images, tolerance, classifies(network), _saying(progress))
+    certificate = made.certificate
+    if certificate.unproven:
+        warnings.warn(
+            f"int8 is UNPROVEN for {type(network).__name__}: {certificate.unproven}. Give fast(..., calibration=) photographs of the kind "
+            "that the network will be shown",
+            stacklevel=4,
+        )
+    found = Fast(model, CPU, torch.float32, wanted.tune, False, wanted.progress, made)
+    return _ready(found, example)
+
+
+def _ready(made: Fast, example: Tensor) -> Fast:
+    try:
+        made.prepare((example,))
+    except Untraceable as error:
+        raise ValueError(f"{type(made.core).__name__} can't be traced, which a narrower precision needs: {error}") from error
+    return made
+
+
+def _auto(
+    model: nn.Module, network: nn.Module, single: nn.Module, images: Images, tolerance: Tolerance, example: Tensor, wanted: Wanted
+) -> Fast:
+    found = {"float32": _ready(Fast(model, CPU, torch.float32, wanted.tune, False, wanted.progress), example)}
+    if images.made_up:
+        found["float32"].told = [f"float32: {images.made_up}, and nothing narrower can be proven without calibration="]
+        return found["float32"]
+    proofs, told = [], []
+    reference = Reference.measure(single, images.check, images.labels, classifies(network))
+    if _has_bfloat16():
+        half = _ready(Fast(model, CPU, torch.bfloat16, wanted.tune, False, wanted.progress), example)
+        proofs.append(_bfloat16(half, reference, images, tolerance))
+        found["bfloat16"] = half
+    with bar("quantising", wanted.progress) as progress:
+        try:
+            made = quantized(network, images, tolerance, classifies(network), _saying(progress))
+            proofs.append(made.certificate)
+            found["int8"] = _ready(Fast(model, CPU, torch.float32, wanted.tune, False, wanted.progress, made), example)
+        except NotCertified as error:
+            proofs.append(max(error.certificates, key=lambda one: (one.top1 or 0, -one.error)))
+        except ValueError as error:
+            told.append(f"int8: {error}")
+    seconds = _timed(dict(found), example)
+    allowed = {"float32", *(proof.precision for proof in proofs if proof.proven)}
+    best = min((name for name in seconds if name in allowed), key=seconds.__getitem__)
+    chosen = found[best]
+    chosen.proofs = proofs
+    chosen.told = [f'{best}: the fastest whose certificate holds, by dtype="auto"', *table(seconds, proofs), *told]
+    if best != "int8":  # whose plan shows its certificate
+        chosen.told += [line for proof in proofs if proof.precision == best for line in proof.lines()]
+    return chosen
+
+
+def _has_bfloat16() -> bool:
+    try:
+        return computes(torch.bfloat16) is torch.bfloat16
+    except ImportError:
+        return False
+
+
+def _bfloat16(half: Fast, reference: Reference, images: Images, tolerance: Tolerance) -> Certificate:
+    found = answers(half, images.check)
+    by = f"{half.report().rows[0].op}, OpenVINO {version_of('openvino')}"
+    cpu = ", ".join(instructions())
+    return compare(reference, found, "bfloat16", by, tolerance, calibrated=0, digest=images.check_digest, unproven=images.made_up, cpu=cpu)
+
+
+def _timed(calls: dict[str, Callable[..., Any]], example: Tensor) -> dict[str, float]:
+    """Return seconds of a call, each in its turn, so that what slows the machine down slows all."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            taken[name] += turn(call, (example,))
+    return {name: undisturbed(times) for name, times in taken.items()}
+
+
+def table(seconds: dict[str, float], proofs: list[Certificate]) -> list[str]:
+    """Show precisions beside each other: time of a call, how many times as fast as float32, and the error."""
+    known = {proof.precision: proof for proof in proofs}
+    lines = ["precision   ms a call  of float32's speed  error"]
+    for name in dict.fromkeys((*seconds, *known)):
+        proof = known.get(name)
+        said = "the reference" if name == "float32" else f"{proof.shares()}, {proof.state}" if proof else "not compared"
+        times = f"{1e3 * seconds[name]:>9.2f}  {seconds['float32'] / seconds[name]:>17.2f}x" if name in seconds else f"{'-':>9}  {'-':>18}"
+        lines.append(f"{name:<10} {times}  {said}")
+    return lines
+
+
+def measure(fast: Fast) -> None:
+    """Time float32, bfloat16 and int8 at the shape that was planned last, and note what each takes and loses.
+
+    int8 is calibrated on made-up images where the network is not in int8: its speed is right, and its error is UNPROVEN.
+
+    Raises:
+        ValueError: it has no plan on a CPU for one tensor of images.
+    """
+    plans = fast.report().plans
+    shapes = plans[-1].shapes if plans else []
+    if fast.device.type != "cpu" or len(shapes) != 1 or len(shapes[0]) != 4 or 0 in shapes[0]:
+        raise ValueError("precisions are measured of a fast network on a CPU that has answered one tensor of images; call it once first")
+    network, shape = fast.core, shapes[0]
+    from zoo.kernels.comparing.sample_images import natural_images
+
+    example, images = natural_images(shape, CPU), made_up(shape[1:])
+    found = {
+        "float32": fast
+        if fast.precision == "float32"
+        else _ready(Fast(fast._network, CPU, torch.float32, fast.tune, False, False), example)
+    }
+    single = on_device(network, CPU, torch.float32)
+    reference = Reference.measure(single, images.check, None, classifies(network))
+    anything = Tolerance(error=float("inf"))
+    known, told = {proof.precision: proof for proof in fast.proofs}, []
+    if _has_bfloat16():
+        found["bfloat16"] = (
+            fast if fast.precision == "bfloat16" else _ready(Fast(fast._network, CPU, torch.bfloat16, fast.tune, False, False), example)
+        )
+        known.setdefault("bfloat16", _bfloat16(found["bfloat16"], reference, images, anything))
+    if fast.quantized is not None:
+        found["int8"] = fast
+    elif by_nncf.absent() and by_onnxruntime.absent():
+        told.append(f"int8: {by_nncf.absent()}")
+    else:
+        try:
+            with bar("quantising", fast.progress) as progress:
+                made = quantized(network, images, anything, classifies(network), _saying(progress))
+            found["int8"] = _ready(Fast(fast._network, CPU, torch.float32, fast.tune, False, False, made), example)
+            known.setdefault("int8", made.certificate)
+        except ValueError as error:
+            told.append(f"int8: {first_line(error)}")
+    seconds = _timed(dict(found), example)
+    lines = table(seconds, list(known.values()))
+    best = min(seconds, key=seconds.__getitem__)
+    left = seconds[fast.precision] / seconds[best]
+    if best != fast.precision and left > 1.05:
+        how = "torch.bfloat16" if best == "bfloat16" else f'"{best}", calibration=images'
+        lines.append(f"left on the table: {best} is {left:.2f} times as fast here; fast(model, dtype={how})")
+    fast.told = [line for line in fast.told if not line.startswith(("precision ", *found, "left on"))] + lines + told
+
+
+def _saying(progress: Callable[[int, int, str], None] | None) -> Callable[[str], None]:
+    return (lambda text: None) if progress is None else (lambda text: progress(0, 1, text))

@@ -1,0 +1,235 @@
+"""A quantised network as it is kept: its graph, its certificate, and a few answers by which another machine checks it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from zoo.kernels.engines.export import Form
+from zoo.kernels.errors import first_line
+from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare
+from zoo.kernels.quantizing.tolerance import Tolerance
+from zoo.kernels.tuning.choices import processor
+
+WITNESSES = 8
+"""Held-out images that go with a quantised network, for another machine to check it by."""
+SAME_ANSWERS = 0.25
+"""Share of the certificate's own error by which answers of another machine may differ from those that were certified."""
+LEAST = 5e-3
+"""Relative difference that is always allowed there: one value rounded to the next of 256 steps."""
+FORMAT = 1
+NARROW = {"bfloat16": ("avx512_bf16", "amx_bf16", "bf16"), "int8": ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp")}
+"""Types, and the instructions that compute in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A network in int8 for one size of image, and what was proven of it.
+
+    Attributes:
+        engine: "openvino" or "onnxruntime".
+        graph: OpenVINO's IR, or an ONNX model, for a batch of one.
+        weights: the IR's weights; empty for ONNX.
+        shape: (C, H, W) of an image.
+        outputs: names of the outputs, in pytree's order.
+        rest: the type that what stays in float computes in, "float32" or "bfloat16".
+        certificate: what was proven.
+        machine: processor, instructions and engine's version that it was proven with.
+        witness: a few of the held-out images.
+        right: float32's answers to these.
+        certified: the quantised network's answers to these where it was certified.
+        digest: of weights, images, versions and options: the name in the cache.
+    """
+
+    engine: str
+    graph: bytes
+    weights: bytes
+    shape: tuple[int, ...]
+    outputs: tuple[str, ...]
+    rest: str
+    certificate: Certificate
+    machine: str
+    witness: Tensor
+    right: tuple[Tensor, ...]
+    certified: tuple[Tensor, ...]
+    digest: str
+    broken: str = ""
+    """Why it must not answer on this machine."""
+
+    def build(self, form: Form, batch: int = 1, *, whole: bool = False) -> Callable[..., Any]:
+        """Compile it for this machine.
+
+        Args:
+            form: of what the network returns.
+            batch: images in a call.
+            whole: computes a batch as one, and not image by image.
+
+        Raises:
+            Exception: whatever the engine raises, where it is absent or can't take the batch as one.
+        """
+        if self.engine == "onnxruntime":
+            from zoo.kernels.engines import onnxruntime
+
+            one = onnxruntime.session(self.graph, ("input_0",), self.outputs, form)
+            return one if batch == 1 else _OneByOne(one, form)
+        from zoo.kernels.engines import openvino
+
+        model = openvino.core().read_model(self.graph, self.weights)
+        if whole and batch > 1:
+            model.reshape([batch, *self.shape])
+        rest = openvino.precision(getattr(torch, self.rest))
+        return openvino.compiled(model, ("input_0",), self.outputs, form, rest, 1 if whole else batch)
+
+    def checked(self, network: Callable[..., Any] | None = None) -> Quantized:
+        """Return it with a certificate for this machine.
+
+        Where machine and versions are those of the certificate nothing is computed. Elsewhere the kept images are computed again: the
+        certificate goes on to hold where the answers are those that were certified, and is UNPROVEN where they are not.
+
+        Args:
+            network: in float32, to compare with too; None compares with its kept answers.
+        """
+        here = machine(self.engine)
+        if here == self.machine:
+            return self
+        form = Form(None, tuple(torch.float32 for _ in self.certified))
+        try:
+            built = self.build(form)
+            flat: Any = getattr(built, "flat")  # noqa: B009
+            found = answers(flat, self.witness)
+        except Exception as error:  # an engine that is absent, or too old for the graph
+            said = f"this machine can't check it: {first_line(error)}"
+            return replace(self, certificate=replace(self.certificate, unproven=said, rechecked=said), broken=said)
+        right = list(self.right) if network is None else answers(network, self.witness)
+        off = compare(Reference(list(self.certified), False), found, "", "", Tolerance(), calibrated=0, digest="").error
+        allowed = max(SAME_ANSWERS * self.certificate.error, LEAST)
+        now = compare(Reference(right, False), found, "", "", Tolerance(), calibrated=0, digest="").error
+        said = (
+            f"checked again on {here.partition(';')[0]}: {len(self.witness)} of the images differ by {off:.2g} from the answers that were "
+            f"certified on {self.machine.partition(';')[0]}, and by {now:.2g} from float32"
+        )
+        wrong = f"it was certified on another machine, and gives other answers here ({off:.2g}, allowed {allowed:.2g})"
+        wrong = "" if off <= allowed else wrong
+        certificate = replace(self.certificate, rechecked=said, unproven=self.certificate.unproven or wrong)
+        return replace(self, certificate=certificate, machine=self.machine if wrong else here, broken=wrong)
+
+    def save(self, path: Path) -> None:
+        """Write it as one safetensors file, whole or not at all."""
+        from safetensors.torch import save_file
+
+        tensors = {"graph": _bytes(self.graph), "weights": _bytes(self.weights), "witness": self.witness.contiguous()}
+        for name, held in (("right", self.right), ("certified", self.certified)):
+            tensors |= {f"{name}.{index}": tensor.clone().contiguous() for index, tensor in enumerate(held)}
+        facts = {"format": FORMAT, "engine": self.engine, "shape": self.shape, "outputs": self.outputs, "rest": self.rest}
+        facts |= {"machine": self.machine, "digest": self.digest, "certificate": self.certificate.facts()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        os.close(handle)
+        try:
+            save_file(tensors, unfinished, {"int8": json.dumps(facts)})
+            Path(unfinished).replace(path)
+        finally:
+            Path(unfinished).unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> Quantized:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: the file is damaged, or of another version.
+            OSError: it can't be read.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as opened:
+                facts = json.loads((opened.metadata() or {})["int8"])
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
+            if facts["format"] != FORMAT:
+                raise ValueError(f"{path.name} is of format {facts['format']}, this version reads {FORMAT}")
+            count = len(facts["outputs"])
+            right, certified = (tuple(tensors[f"{name}.{index}"] for index in range(count)) for name in ("right", "certified"))
+            return cls(
+                facts["engine"],
+                tensors["graph"].numpy().tobytes(),
+                tensors["weights"].numpy().tobytes(),
+                tuple(facts["shape"]),
+                tuple(facts["outputs"]),
+                facts["rest"],
+                Certificate.of(facts["certificate"]),
+                facts["machine"],
+                tensors["witness"],
+                right,
+                certified,
+                facts["digest"],
+            )
+        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path.name} is no quantised network, or it is damaged: {first_line(error)}") from error
+
+
+class _OneByOne:
+    """Runs a graph for one image on each image of a batch."""
+
+    def __init__(self, one: Any, form: Form) -> None:
+        self.one, self.form = one, form
+
+    def __call__(self, images: Tensor) -> Any:
+        return self.form.build(self.flat(images))
+
+    def flat(self, images: Tensor) -> list[Tensor]:
+        """Return the tensors of the output."""
+        return [torch.cat(column) for column in zip(*(self.one.flat(image[None]) for image in images), strict=True)]
+
+
+def machine(engine: str) -> str:
+    """Name what answers depend on: the processor, its instructions for narrow numbers, the engine's version."""
+    return f"{processor()}; {' '.join(instructions()) or 'no instructions for int8'}; {engine} {version_of(engine)}"
+
+
+@cache
+def instructions() -> tuple[str, ...]:
+    """Name the instructions for bfloat16 and int8 that this processor has, as Linux calls them; () elsewhere."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                asked = ("avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8", "i8mm", "bf16", "asimddp")
+                return tuple(name for name in asked if name in line.split())
+    return ()
+
+
+def narrow_kinds() -> tuple[str, ...]:
+    """Name the types narrower than float32 that this processor has instructions for, "bfloat16" and "int8"."""
+    return tuple(kind for kind, names in NARROW.items() if any(name in instructions() for name in names))
+
+
+def left_on_the_table() -> str:
+    """Say in one line which types narrower than float32 this CPU has; "" where it has none."""
+    if not (kinds := narrow_kinds()):
+        return ""
+    return (
+        f"float32 is the default; this CPU also computes {' and '.join(kinds)} ({', '.join(instructions())}): "
+        "why(model, precisions=True) measures what that would save"
+    )
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package, or "absent"."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
