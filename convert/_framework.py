@@ -150,7 +150,7 @@ def _tflite(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str
         interpreter.set_tensor(given["index"], (image.transpose(1, 2, 0) if last else image)[None])
         interpreter.invoke()
         made.append(interpreter.get_tensor(gives["index"]).copy())
-    return np.concatenate(made).reshape(len(images), -1), f"LiteRT {importlib.metadata.version('ai-edge-litert')}"
+    return _row_each(np.concatenate(made), last), f"LiteRT {importlib.metadata.version('ai-edge-litert')}"
 
 
 def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:
