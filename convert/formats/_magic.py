@@ -26,8 +26,6 @@ BEGINNINGS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x7fELF", "a program or a library; networks compiled by TVM or Neuron are such", ANEW),
     (4, b"ET12", "a program of ExecuTorch's", "ask for the state dict of the module that it was exported from"),
     (0, b"B\0C\0N\0", "a network of CNTK's first version", "CNTK's own save in ONNX, or a converter of its time, brings it further"),
-    (0, b"\x04\0\0\0\x01\0\0\0\x03\0\0\0V 1", "an object of Torch7's, .t7", "its tensors can be written as .npz by Python's torchfile"),
-    (0, b"\x03\0\0\0\x01\0\0\0", "a table of Torch7's, .t7", "its tensors can be written as .npz by Lua's Torch7 or Python's torchfile"),
     (0, b"\x89PNG\r\n", "a picture", "name the file of the weights"),
     (0, b"\xff\xd8\xff", "a picture", "name the file of the weights"),
     (0, b"%PDF", "a document", "name the file of the weights"),

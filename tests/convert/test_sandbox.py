@@ -507,6 +507,6 @@ def test_a_place_that_no_file_has_is_nonsense(place: Any, file: Path, reader: An
     said = {"path": "", "format": "npz", "framework": "", "tensors": tensors, "positional": False, "graph": None, "flatten": "chw"}
     said |= {"spatial": "hw", "facts": {}, "preprocessing": {"dict": []}, "notes": [], "layout": None}
     first = answering(f"json.dumps({{'source': json.loads({json.dumps(said)!r}), 'log': []}})")
-    reader(f"sys.stdin.buffer.readline()\n{first}sys.stdin.buffer.readline()\n{answering(repr(json.dumps(told)))}")
+    reader(first + answering(repr(json.dumps(told))))
     with sandbox.read(file) as source, pytest.raises(ReaderCrashed, match="nonsense.*not where it was said to be"):
         source.tensors["a.weight"].load()
