@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 UNPACK = "unpack it and name a file in it"
@@ -33,6 +34,8 @@ BEGINNINGS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"SQLite format 3", "a database", "name the file of the weights"),
 )  # fmt: skip
 """Where, how, what that is, and what to do."""
+SHARD = re.compile(r"[-.]shard\d+(of\d+)?(\.bin)?$")
+"""How TensorFlow.js calls the parts of its weights."""
 COMPILED = {
     "coremldata.bin": "a model that Core ML has compiled (.mlmodelc)",
     "model.espresso.net": "a model that Core ML has compiled (.mlmodelc)",
@@ -51,6 +54,8 @@ def named(path: Path, head: bytes) -> str:
             return f"{what}: {todo}"
     if path.name.endswith(".param.bin"):
         return "ncnn's binary description, which has no names: ask for the .param that it was made from"
+    if SHARD.search(path.name):
+        return "probably a shard of TensorFlow.js's weights, which has no names: name the model.json, or the weights_manifest.json, beside it"
     if path.suffix == ".blob":
         return f"probably a network that OpenVINO has compiled for one device: {ANEW}"
     return ""

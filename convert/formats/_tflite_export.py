@@ -72,6 +72,7 @@ def _computed(model: Any, onnx: Any) -> Any:
     reference: Any = importlib.import_module("onnx.reference")
     known = {n.output[0]: onnx.numpy_helper.to_array(n.attribute[0].t) for n in model.graph.node if n.op_type == "Constant"}
     while True:
+        del model.graph.value_info[:]
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
         shapes = {one.name: [axis.dim_value for axis in one.type.tensor_type.shape.dim] for one in model.graph.value_info}
         left: list[Any] = []

@@ -147,7 +147,7 @@ def _shaped(module: Object, kind: str, leaf: str, stored: Stored) -> Stored:
             raise MalformedFile(f"{stored.origin} of shape {stored.shape} has sides of {height} x {width}")
         matrix, shape = stored, (stored.shape[0], whole // (height * width), int(height), int(width))
         stored = Stored(matrix.origin, shape, matrix.dtype, lambda: matrix.load().reshape(shape))
-    return replace(stored, convention="correlation")
+    return replace(stored, convention="correlation") if len(stored.shape) == 4 else stored
 
 
 def _number(module: Object, name: str, default: Any = 0) -> Any:

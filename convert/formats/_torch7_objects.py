@@ -36,8 +36,10 @@ class Tensor:
 
     def array(self) -> np.ndarray:
         """View its numbers; MalformedFile where the storage has them not."""
-        if self.storage is None or not math.prod(self.shape):
-            return np.empty(self.shape if not math.prod(self.shape) else (0,), self.dtype)
+        if not math.prod(self.shape):
+            return np.empty(self.shape, self.dtype)
+        if self.storage is None:
+            raise MalformedFile(f"a tensor of shape {self.shape} has no numbers")
         flat = self.storage.numbers()
         last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
         if self.offset < 0 or min(self.strides, default=0) < 0 or last >= len(flat):

@@ -234,7 +234,8 @@ def info(
     out.print(_about(known))
     if not rows:
         if known.task != CLASSIFICATION:
-            out.print(f"No pretrained weights are known. Your own: trained({known.name}, FILE)")
+            command = "segment" if known.task == "segmentation" else "detect"
+            out.print(f"No pretrained weights are known. Your own: zoo {command} PHOTO --model {known.name} --weights FILE")
             return
         near = ", ".join(c.model for c in nearest_with_weights(known))
         out.print(f"No pretrained weights are known. Nearest with weights: {near}. Your own: zoo add FILE {known.name}:mine")
