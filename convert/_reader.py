@@ -166,7 +166,7 @@ def _place(array: np.ndarray, asked: dict[str, Any]) -> int | None:
     if asked["identity"] is None or len(whole) != asked["size_bytes"]:
         return None
     with suppress(OSError):
-        status = os.stat(asked["path"])
+        status = Path(asked["path"]).stat()
         if [status.st_dev, status.st_ino, status.st_size] == [*asked["identity"], asked["size_bytes"]]:
             return array.__array_interface__["data"][0] - np.frombuffer(whole, np.uint8).__array_interface__["data"][0]
     return None

@@ -351,8 +351,8 @@ def _moved(order: tuple[int, ...]) -> tuple[Step, ...]:
 def laid(view: np.ndarray, made: np.ndarray | None = None) -> np.ndarray:
     """Copy an array into the order of its axes, tile by tile where they lie in another one: four times as fast for large ones.
 
-    Row by row, a transposed copy reads one number of every cache line that it fetches, and comes back for the next when that is gone. A
-    tile is first fetched as it lies. Its rows get a length that is no power of two, for else they would fall on the same places of the cache.
+    Row by row, a transposed copy reads one number of every cache line that it fetches, and comes back for the next when that is gone.
+    So a tile is first fetched as it lies. Its rows get a length that is no power of two: else they share places in the cache.
 
     Args:
         view: the array.

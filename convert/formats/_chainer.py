@@ -1,4 +1,4 @@
-"""Chainer's names: links joined by slashes, W and b, and BatchNorms with avg_mean and avg_var. Kernels are OIHW and of cross-correlation."""
+"""Chainer's names: links joined by slashes, W and b, avg_mean and avg_var of a BatchNorm. Kernels are OIHW and of cross-correlation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def looks(shapes: Mapping[str, Shape]) -> bool:
         return True
     kernels = [shape for name, shape in shapes.items() if name.endswith("/W") and len(shape) == 4]
     dense = [(name, shape) for name, shape in shapes.items() if name.endswith("/W") and len(shape) == 2]
-    if not kernels and not dense or any("/" not in name or name.rpartition("/")[2] not in LEAVES for name in shapes):
+    if (not kernels and not dense) or any("/" not in name or name.rpartition("/")[2] not in LEAVES for name in shapes):
         return False
     first = sum(shape[0] == shape[1] <= LARGEST_KERNEL for shape in kernels)
     last = sum(shape[2] == shape[3] <= LARGEST_KERNEL for shape in kernels)

@@ -55,7 +55,9 @@ def named(path: Path, head: bytes) -> str:
     if path.name.endswith(".param.bin"):
         return "ncnn's binary description, which has no names: ask for the .param that it was made from"
     if SHARD.search(path.name):
-        return "probably a shard of TensorFlow.js's weights, which has no names: name the model.json, or the weights_manifest.json, beside it"
+        return (
+            "probably a shard of TensorFlow.js's weights, which has no names: name the model.json, or the weights_manifest.json, beside it"
+        )
     if path.suffix == ".blob":
         return f"probably a network that OpenVINO has compiled for one device: {ANEW}"
     return ""

@@ -6,7 +6,6 @@ The tables of the file are made by the schema that ai-edge-litert brings along, 
 from __future__ import annotations
 
 import importlib
-import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,7 +45,9 @@ def schema() -> Any:
         importlib.import_module("flatbuffers")
         return importlib.import_module("ai_edge_litert.schema_py_generated")
     except ImportError as error:
-        raise MissingLibrary("ai-edge-litert is needed to write a .tflite file and is not installed: pip install ai-edge-litert") from error
+        raise MissingLibrary(
+            "ai-edge-litert is needed to write a .tflite file and is not installed: pip install 'kernelzoo[tflite]'"
+        ) from error
 
 
 def write(network: nn.Module, path: Path, *, input_shape: Sequence[int], metadata: Mapping[str, str]) -> tuple[nn.Module, Any]:
@@ -74,12 +75,21 @@ def _computed(model: Any, onnx: Any) -> Any:
     while True:
         del model.graph.value_info[:]
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        shapes = {one.name: [axis.dim_value for axis in one.type.tensor_type.shape.dim] for one in model.graph.value_info}
+        shapes = {
+            one.name: [axis.dim_value for axis in one.type.tensor_type.shape.dim]
+            for one in model.graph.value_info
+            if len(one.type.tensor_type.shape.dim)
+        }
         left: list[Any] = []
         for node in model.graph.node:
             if node.op_type == "Shape" and 0 not in shapes.get(node.input[0], [0]):
                 found = np.array(shapes[node.input[0]], np.int64)
-            elif node.op_type == "Constant" or not node.input or not all(name in known for name in node.input if name) or len(node.output) > 1:
+            elif (
+                node.op_type == "Constant"
+                or not node.input
+                or not all(name in known for name in node.input if name)
+                or len(node.output) > 1
+            ):
                 left.append(node)
                 continue
             else:
@@ -622,9 +632,7 @@ def _resize(out: _Writer, node: _Node) -> None:
     half = way in (b"half_pixel", b"pytorch_half_pixel") and not nearest
     if way == b"align_corners" or (not nearest and not half) or (nearest and way != b"asymmetric"):
         node.refuse("enlarges in a way that TFLite has not")
-    op, kind = (
-        ("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions") if nearest else ("RESIZE_BILINEAR", "ResizeBilinearOptions")
-    )
+    op, kind = ("RESIZE_NEAREST_NEIGHBOR", "ResizeNearestNeighborOptions") if nearest else ("RESIZE_BILINEAR", "ResizeBilinearOptions")
     inputs = [out.value(node.inputs[0]), out.held(np.array(node.shape[2:]))]
     out.done(node.output, out.add(op, inputs, node.lies, kind=kind, halfPixelCenters=half, alignCorners=False))
 

@@ -353,7 +353,11 @@ def _softmax(d: _Drawn, module: Object, x: str, name: str) -> str:
 
 
 def _lrn(d: _Drawn, module: Object, x: str, name: str) -> str:
-    how = {"alpha": float(_number(module, "alpha", 1e-4)), "beta": float(_number(module, "beta", 0.75)), "bias": float(_number(module, "k", 1))}
+    how = {
+        "alpha": float(_number(module, "alpha", 1e-4)),
+        "beta": float(_number(module, "beta", 0.75)),
+        "bias": float(_number(module, "k", 1)),
+    }
     return d.out.add("LRN", [x], name=name, size=int(_number(module, "size", 5)), **how)
 
 

@@ -40,6 +40,7 @@ State = Literal["ok", "warning", "broken", "absent"]
 EXTRAS = {
     "convert": ("h5py", "onnx", "onnxruntime", "scipy", "tensorstore"),
     "cpu": ("openvino", "onnxruntime", "onnx"),
+    "tflite": ("ai_edge_litert", "onnx"),
     "cudnn": ("cudnn",),
     "embed": ("pyarrow", "fsspec"),
     "ray": ("ray",),
@@ -52,6 +53,7 @@ EXTRAS = {
 GIVES = {
     "convert": "writing Keras and ONNX files, reading Orbax, proofs by the source's framework",
     "cpu": "faster inference on a CPU: fast(model, 'cpu')",
+    "tflite": "writing TFLite files, and running them to prove conversions",
     "cudnn": "more of cuDNN's plans for fast(model) on a GPU",
     "embed": "zoo embed into Parquet and from URLs",
     "ray": "zoo embed --engine ray",

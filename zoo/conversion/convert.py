@@ -42,7 +42,6 @@ from zoo.conversion.proof_images import Pictures
 from zoo.conversion.result import Conversion, metadata, not_proven
 from zoo.networks.model import Model
 
-
 UNSAID = "how its images are prepared is not known and was not compared; --channel-order, --mean, --std and --size note it"
 """Of a network of the user's own for images in colour, of which nobody said it."""
 

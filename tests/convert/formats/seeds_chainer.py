@@ -24,7 +24,12 @@ def small() -> dict[str, np.ndarray]:
 def snapshot() -> dict[str, np.ndarray]:
     """What a trainer saves: the model in a classifier, the optimizer's state and its own."""
     model = {f"updater/model:main/predictor/{name}": array for name, array in small().items()}
-    return {**model, "updater/optimizer:main/t": np.array(3), "updater/optimizer:main/predictor/conv/W/m": draw(4, 3, 3, 5), "updater/iteration": np.array(3)}
+    return {
+        **model,
+        "updater/optimizer:main/t": np.array(3),
+        "updater/optimizer:main/predictor/conv/W/m": draw(4, 3, 3, 5),
+        "updater/iteration": np.array(3),
+    }
 
 
 def hdf5(path: Path, arrays: dict[str, np.ndarray]) -> Path:

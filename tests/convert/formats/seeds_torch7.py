@@ -78,7 +78,7 @@ class Writer:
                     self.object(key)
                     self.object(inner)
         elif isinstance(value, list):
-            self.object({number: inner for number, inner in enumerate(value, start=1)})
+            self.object(dict(enumerate(value, start=1)))
         elif isinstance(value, Function):
             self.int(8)
             if self.fresh(value):
@@ -134,7 +134,9 @@ def conv(into: int, out: int, kh: int, kw: int, *, flat: bool = False, **more: A
 
 def norm(channels: int, spread: str = "running_var") -> Nn:
     numbers = {"weight": draw(channels), "bias": draw(channels, seed=1), "running_mean": draw(channels, seed=2), "eps": 1e-3}
-    return Nn("nn.SpatialBatchNormalization", {**numbers, spread: np.array(np.abs(draw(channels, seed=3)) + 0.5), "train": False, "affine": True})
+    return Nn(
+        "nn.SpatialBatchNormalization", {**numbers, spread: np.array(np.abs(draw(channels, seed=3)) + 0.5), "train": False, "affine": True}
+    )
 
 
 def linear(into: int, out: int) -> Nn:
