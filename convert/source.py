@@ -93,7 +93,7 @@ class Stored:
         return array
 
     def spread(self) -> np.ndarray:
-        """Read it as `array` does, but for a last reshape that would copy: in C order its numbers are the tensor's, its shape may differ."""
+        """Read it as `array` does, but for a last reshape that would copy: in C order it is the tensor, its shape may differ."""
         if self.steps and isinstance(last := self.steps[-1], FlattenOrder):
             return last.spread(replace(self, steps=self.steps[:-1]).array())
         return self.array()

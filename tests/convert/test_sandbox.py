@@ -508,5 +508,5 @@ def test_a_place_that_no_file_has_is_nonsense(place: Any, file: Path, reader: An
     said |= {"spatial": "hw", "facts": {}, "preprocessing": {"dict": []}, "notes": [], "layout": None}
     first = answering(f"json.dumps({{'source': json.loads({json.dumps(said)!r}), 'log': []}})")
     reader(first + answering(repr(json.dumps(told))))
-    with sandbox.read(file) as source, pytest.raises(ReaderCrashed, match="nonsense.*not where it was said to be"):
+    with sandbox.read(file) as source, pytest.raises(ReaderCrashed, match=r"nonsense.*not where it was said to be"):
         source.tensors["a.weight"].load()

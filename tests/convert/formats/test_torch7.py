@@ -63,7 +63,10 @@ def test_a_network_computes_what_pytorchs_modules_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        (conv(3, 4, 3, 5, padH=1, padW=2), Nn("nn.ReLU"), conv(4, 5, 3, 2, flat=True), Nn("nn.Tanh"), Nn("nn.Reshape", {"size": Longs([245])}), linear(245, 7)),
+        (
+            conv(3, 4, 3, 5, padH=1, padW=2), Nn("nn.ReLU"), conv(4, 5, 3, 2, flat=True), Nn("nn.Tanh"),
+            Nn("nn.Reshape", {"size": Longs([245])}), linear(245, 7),
+        ),
         (conv(3, 4, 3, 3, dH=2, dW=1), norm(4), Nn("nn.Sigmoid"), pool("Average", count_include_pad=True)),
         (conv(3, 4, 3, 3), pool(kH=3, kW=3, ceil_mode=True), Nn("nn.SpatialZeroPadding", {"pad_l": 1, "pad_r": 2, "pad_t": 0, "pad_b": 1})),
     ],
