@@ -118,12 +118,15 @@ def _proved(path: Path, network: nn.Module, example: Any) -> float:
     """Run the file with LiteRT and compare its outputs with PyTorch's."""
     import torch
 
-    from convert import _framework
-
-    made = _framework.run(path, "tflite", example.numpy(), last=len(example.shape) == 4)
-    if isinstance(made, str):
-        raise ConvertError(f"{path}: LiteRT does not run what was written: {made}")
-    outputs, by = made
+    last = example.ndim == 4
+    try:
+        ran = _tflite_export.outputs(path, example.numpy(), last)
+    except (RuntimeError, ValueError) as error:
+        raise ConvertError(f"{path}: LiteRT does not run what was written: {str(error).strip().splitlines()[0][:200]}") from error
+    if isinstance(ran, str):
+        raise ConvertError(f"{path}: LiteRT does not run what was written: {ran}")
+    made, by = ran
+    outputs = (made.transpose(0, 3, 1, 2) if last and made.ndim == 4 else made).reshape(len(example), -1)
     with torch.inference_mode():
         expected = network(example).numpy().reshape(len(example), -1)
     same = outputs.shape == expected.shape
