@@ -10,7 +10,7 @@ import importlib.metadata
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -105,7 +105,7 @@ def _computed(model: Any, onnx: Any) -> Any:
             model.graph.initializer.append(onnx.numpy_helper.from_array(found, node.output[0]))
         if len(left) == len(model.graph.node):
             return model
-        kept = [type(node).FromString(node.SerializeToString()) for node in left]
+        kept: list[Any] = [type(node).FromString(node.SerializeToString()) for node in left]
         del model.graph.node[:]
         model.graph.node.extend(kept)
 
@@ -155,7 +155,7 @@ class _Writer:
         tables = self.tables
         flatbuffers: Any = importlib.import_module("flatbuffers")
         given = self.graph.input[0].name
-        self.places[given] = self._tensor("images", self._lies(self.shapes[given]))
+        self.places[given] = self._tensor("images", self.laid_out(self.shapes[given]))
         for node in self._needed():
             if self.folded.get(node.output[0]) is None:
                 self._say(node)
@@ -163,7 +163,7 @@ class _Writer:
         graph = tables.SubGraphT()
         graph.name, graph.tensors, graph.operators = "network", self.tensors, self.operators
         graph.inputs, graph.outputs = [self.places[given]], outputs
-        model = tables.ModelT()
+        model: Any = tables.ModelT()
         model.version, model.description, model.subgraphs = 3, "kernelzoo", [graph]
         model.operatorCodes, model.metadata = [], []
         for name in self.codes:
@@ -207,14 +207,15 @@ class _Writer:
         before = self.before.get(node.output[0])
         handler = _conv if before is not None else HANDLERS.get(node.op_type)
         if handler is None:
-            self._refuse(node, "is no operator that is written for TFLite")
+            self.refuse(node, "is no operator that is written for TFLite")
         handler(self, _Node(self, before if before is not None else node, node if before is not None else None))
 
-    def _refuse(self, node: Any, why: str) -> Any:
+    def refuse(self, node: Any, why: str) -> NoReturn:
+        """Say which operator has no word."""
         name = f" ({node.name.strip('/')})" if node.name else ""
         raise ConvertError(f"{self.path}: the network's {node.op_type}{name} {why}; .onnx and .xml take every network")
 
-    def _lies(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def laid_out(self, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape[axis] for axis in LAST) if len(shape) == 4 else tuple(shape)
 
     def _buffer(self, array: np.ndarray) -> int:
@@ -315,12 +316,12 @@ class _Node:
         if not self.shape or 0 in self.shape:
             self.refuse("has a size that is not known beforehand")
 
-    def refuse(self, why: str) -> Any:
-        return self.writer._refuse(self.node, why)
+    def refuse(self, why: str) -> NoReturn:
+        self.writer.refuse(self.node, why)
 
     @property
     def lies(self) -> tuple[int, ...]:
-        return self.writer._lies(self.shape)
+        return self.writer.laid_out(self.shape)
 
     def constant(self, place: int) -> np.ndarray | None:
         name = self.inputs[place] if place < len(self.inputs) else ""
@@ -353,7 +354,6 @@ def _conv(out: _Writer, node: _Node) -> None:
     weight, bias = node.constant(1), node.constant(2)
     if weight is None or weight.ndim != 4:
         node.refuse("has a kernel that is computed, or not two sides")
-    assert weight is not None
     groups, kernel = node.how.get("group", 1), weight.shape[2:]
     stride, dilation = node.how.get("strides", [1, 1]), node.how.get("dilations", [1, 1])
     if node.norm is not None:
@@ -403,7 +403,6 @@ def _transposed(out: _Writer, node: _Node) -> None:
     pads = node.how.get("pads", [0, 0, 0, 0])
     if weight is None or weight.ndim != 4 or node.how.get("group", 1) != 1 or any(n != 1 for n in node.how.get("dilations", [1, 1])):
         node.refuse("has groups, dilations or a kernel that is computed")
-    assert weight is not None
     module, whole = node.module, [size + pads[i] + pads[i + 2] - more[i] for i, size in enumerate(node.shape[2:])]
     channels = node.shape[1]
     if any(more):
@@ -434,7 +433,6 @@ def _dense(out: _Writer, node: _Node) -> None:
     plain = not gemm or (node.how.get("alpha", 1.0) == 1 and node.how.get("beta", 1.0) == 1 and not node.how.get("transA", 0))
     if weight is None or weight.ndim != 2 or not plain or len(node.given) != 2:
         node.refuse("is no dense layer of a vector per image")
-    assert weight is not None
     if not (gemm and node.how.get("transB", 0)):
         weight = weight.T
     module = node.module
@@ -486,7 +484,6 @@ def _prelu(out: _Writer, node: _Node) -> None:
     slope = node.constant(1)
     if slope is None or len(node.shape) != 4:
         node.refuse("has a slope that is computed")
-    assert slope is not None
     wide = np.broadcast_to(slope.reshape(1, 1, -1), (1, 1, node.shape[1]))
     out.done(node.output, out.add("PRELU", [out.value(node.inputs[0]), out.held(wide, f"{node.module}/weights")], node.lies))
 
@@ -600,7 +597,6 @@ def _pad(out: _Writer, node: _Node) -> None:
     pads, value = node.constant(1), node.constant(2)
     if pads is None or node.how.get("mode", b"constant") != b"constant" or len(node.shape) != 4 or any(pads[i] for i in (0, 4)):
         node.refuse("pads otherwise than a map by a number")
-    assert pads is not None
     sides = [[int(pads[axis]), int(pads[axis + 4])] for axis in LAST]
     if min(map(min, sides)) < 0:
         node.refuse("takes away margins")
@@ -617,8 +613,6 @@ def _slice(out: _Writer, node: _Node) -> None:
     rank = len(node.shape)
     if first is None or last is None:
         node.refuse("has bounds that are computed")
-    assert first is not None
-    assert last is not None
     begin, end, step = [0] * rank, list(node.given), [1] * rank
     for number, axis in enumerate(range(len(first)) if axes is None else axes):
         size, by = node.given[axis], 1 if steps is None else int(steps[number])

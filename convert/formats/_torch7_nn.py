@@ -293,7 +293,8 @@ def _linear(d: _Drawn, module: Object, x: str, name: str) -> str:
 
 def _plain(op: str, *given: tuple[str, str, float]) -> Callable[[_Drawn, Object, str, str], str]:
     def said(d: _Drawn, module: Object, x: str, name: str) -> str:
-        return d.out.add(op, [x], name=name, **{theirs: float(_number(module, own, default)) for theirs, own, default in given})
+        how: dict[str, Any] = {theirs: float(_number(module, own, default)) for theirs, own, default in given}
+        return d.out.add(op, [x], name=name, **how)
 
     return said
 
@@ -353,7 +354,7 @@ def _softmax(d: _Drawn, module: Object, x: str, name: str) -> str:
 
 
 def _lrn(d: _Drawn, module: Object, x: str, name: str) -> str:
-    how = {
+    how: dict[str, Any] = {
         "alpha": float(_number(module, "alpha", 1e-4)),
         "beta": float(_number(module, "beta", 0.75)),
         "bias": float(_number(module, "k", 1)),

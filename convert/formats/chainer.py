@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from convert import _guard
 from convert.formats import _chainer, _hdf5
@@ -65,7 +66,8 @@ def from_hdf5(path: Path, file: Hdf5) -> Source | None:
 
 def _arrays(root: Group) -> Iterator[tuple[str, Stored]]:
     """List the arrays of numbers in a group and those in it, in the file's order; links may lead round in circles, so they are counted."""
-    left, count = [("", root)], 0
+    left: list[tuple[str, Any]] = [("", root)]
+    count = 0
     while left:
         place, found = left.pop()
         if (count := count + 1) > _guard.MAX_TENSORS:
