@@ -21,6 +21,7 @@ import numpy as np
 from convert.formats import _darknet_cfg
 from convert.formats._keras_ops import LAYERS, PLAIN
 from convert.formats._openvino_export import imported
+from convert.formats._tflite_export import outputs as tflite_outputs
 from convert.kinds import is_dict
 from weights.documents import read_json
 
@@ -138,19 +139,8 @@ def _openvino(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, s
 
 
 def _tflite(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:
-    module: Any = importlib.import_module("ai_edge_litert.interpreter")
-    plain = module.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    interpreter = module.Interpreter(model_content=path.read_bytes(), num_threads=1, experimental_op_resolver_type=plain)
-    interpreter.allocate_tensors()
-    (given, *_), (gives, *_) = interpreter.get_input_details(), interpreter.get_output_details()
-    if given["dtype"] != np.float32 or gives["dtype"] != np.float32:
-        return "its images or outputs are whole numbers, which it rounds"
-    made: list[np.ndarray] = []
-    for image in images:
-        interpreter.set_tensor(given["index"], (image.transpose(1, 2, 0) if last else image)[None])
-        interpreter.invoke()
-        made.append(interpreter.get_tensor(gives["index"]).copy())
-    return np.concatenate(made).reshape(len(images), -1), f"LiteRT {importlib.metadata.version('ai-edge-litert')}"
+    made = tflite_outputs(path, images, last)
+    return made if isinstance(made, str) else (_row_each(made[0], last), made[1])
 
 
 def _keras(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str] | str:

@@ -16,7 +16,7 @@ from convert._guard import MAX_DEPTH, MAX_RANK, MAX_TENSORS
 from convert.formats._torch import EXTENDED
 from convert.graph import Graph, Node
 from convert.kinds import is_array, is_dict, is_list, is_mapping, is_scalar, is_tuple
-from convert.source import Positional, Source, Stored
+from convert.source import FromFile, Positional, Source, Stored
 from convert.steps import Shape, Step
 
 KINDS = ("conv", "depthwise", "transposed", "linear", "norm")
@@ -60,13 +60,14 @@ def described(source: Source) -> dict[str, Any]:
     }
 
 
-def believed(told: Mapping[str, Any], path: Path, load: Any, close: Any) -> Source:
+def believed(told: Mapping[str, Any], path: Path, load: Any, pour: Any, close: Any) -> Source:
     """Build a `Source` of such a description.
 
     Args:
         told: what `described` made, or whatever a damaged reader says instead.
         path: the file that was to be read.
         load: makes the function that loads a tensor: (name, shape, dtype).
+        pour: likewise the one that copies its bytes to a file.
         close: of the source.
 
     Raises:
@@ -80,7 +81,8 @@ def believed(told: Mapping[str, Any], path: Path, load: Any, close: Any) -> Sour
         shape, kind = _shape(dims), dtype_named(dtype)
         if convention not in CONVENTIONS or _typed(name, str) in tensors:
             raise ValueError(f"{name!r:.100} comes twice, or with a convention that is none")
-        stored = Stored(_typed(origin, str), shape, kind, load(name, shape, kind), _read_steps(steps), convention)
+        call = FromFile(load(name, shape, kind), pour(name, shape, kind))
+        stored = Stored(_typed(origin, str), shape, kind, call, _read_steps(steps), convention)
         _ = stored.shape  # each step must fit
         tensors[name] = stored
     graph = told["graph"]

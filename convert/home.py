@@ -57,7 +57,7 @@ def outputs(
     if library is None and naming in ("torchvision", "timm") and source.format in ("pytorch", "safetensors"):
         return _library(naming, source, inputs, family, classes)
     if library is None:
-        return f"nothing here can run a {source.format} file"
+        return f"no framework that is run here takes files of the format {source.format}"
     if source.graph is None:
         return "the file holds weights and no graph"
     if source.graph.unknown:

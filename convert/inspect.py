@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,8 @@ from convert.core import COUNTER, Shape
 from convert.kinds import is_dict
 from convert.source import Source, Stored
 
+VERSION = re.compile(r",| (?=v?\d|version|specification|IR\b)")
+"""What stands between a framework's name and what else a reader says of it."""
 LEARNT = {
     "keras": "the backend that trained it: Theano convolved, every other one correlates",
     "bson": "the types of its layers: Flux's Conv convolves, CrossCor correlates",
@@ -235,7 +238,7 @@ def _reason(source: Source) -> str:
     if backend:
         return f"its backend is {backend}: Theano's convolved, every other one correlates"
     return LEARNT.get(
-        source.format, f"all convolution layers of {source.framework.partition(' ')[0].rstrip(',') or source.format} correlate"
+        source.format, f"all convolution layers of {VERSION.split(source.framework, maxsplit=1)[0] or source.format} correlate"
     )
 
 

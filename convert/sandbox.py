@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import select
 import shutil
@@ -27,6 +28,7 @@ import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from io import FileIO
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -37,6 +39,7 @@ import weights.errors as errors
 from convert import _calls, _framework, formats
 from convert._confined import SPARE_BYTES
 from convert._guard import check
+from convert._kept import Kept
 from convert._manifest import CUT, believed, dtype_name, packed, unpacked
 from convert.kinds import is_array, is_dict, is_list
 from convert.sets import chosen
@@ -187,6 +190,7 @@ class _Reader:
         self.size_bytes = 0
         self.ready = False
         self.refusals: int | None = None
+        self.file: Kept | None = None
 
     def opened(self, data: Buffer | None) -> Source:
         prepared = self.prepared(data, {"cpu_s": CPU_S, "spare_bytes": SPARE_BYTES}, {}, STARTING_S)
@@ -222,7 +226,11 @@ class _Reader:
         inputs = _inputs(self.path, self.format)
         self.size_bytes = memoryview(data).nbytes if data is not None else sum(_size(place, self.path) for place in inputs)
         asked: dict[str, Any] = {"path": str(self.path.absolute()), "format": self.format, "inputs": [str(place) for place in inputs]}
+        if data is None and inputs == [self.path.absolute().resolve()] and self.path.is_file() and not self.runs:
+            self.file = Kept(self.path)
+            self.size_bytes = self.file.size_bytes
         asked |= {"runs": self.runs, "fd": None, "size_bytes": self.size_bytes, **limits}
+        asked["identity"] = None if self.file is None else self.file.identity
         asked["cpu_s"] += int(10 * self.size_bytes / SLOWEST_BYTES_S)
         try:
             with _held(data) as held:
@@ -273,7 +281,7 @@ class _Reader:
             active = ", ".join(str(each)[:100] for each in prepared["protections"])
             for level, words in told["log"]:
                 log.log(int(level), "%s", str(words))
-            source = believed(told["source"], self.path, partial(partial, self._load), self.close)  # a loader for each tensor
+            source = believed(told["source"], self.path, partial(partial, self._load), partial(partial, self._pour), self.close)
             check(self.path, source.tensors.values(), self.size_bytes)
         except LimitExceeded:
             self.close()
@@ -286,13 +294,33 @@ class _Reader:
 
     def _load(self, name: str, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
         array = np.empty(shape, dtype)
+        if (place := self._place({"tensor": name}, shape, dtype, array)) is not None and self.file is not None:
+            self.file.fill(array.reshape(-1).view(np.uint8).data, place, name)
+        return array
+
+    def _pour(self, name: str, shape: Shape, dtype: np.dtype[Any], file: FileIO) -> bool:
+        """Copy a tensor from file to file, if the reader says that its bytes lie in the file as they are."""
+        place = self._place({"tensor": name, "place": True}, shape, dtype, None)
+        if place is None or self.file is None:
+            return False
+        self.file.pour(file, place, math.prod(shape) * dtype.itemsize, name)
+        return True
+
+    def _place(self, question: Mapping[str, Any], shape: Shape, dtype: np.dtype[Any], into: np.ndarray | None) -> int | None:
+        """Ask for a tensor: where the file has it, or None where its bytes were sent `into` an array, if there is one."""
+        size = math.prod(shape) * dtype.itemsize
         with self.asking:
             if not self.close.alive:
                 raise ConvertError(f"{self.path} is closed; its tensors can't be read any more")
-            told = self._ask({"tensor": name}, OPENING_S + array.nbytes / SLOWEST_BYTES_S, array)
-        if told.get("dtype") != dtype_name(dtype) or told.get("shape") != list(shape) or told.get("bytes") != array.nbytes:
-            raise self._nonsense(ValueError(f"{name!r:.100} is another tensor than it was said to be"))
-        return array
+            told = self._ask(question, OPENING_S + size / SLOWEST_BYTES_S, into)
+        place = told.get("at")
+        if told.get("dtype") != dtype_name(dtype) or told.get("shape") != list(shape) or told.get("bytes") != size:
+            raise self._nonsense(ValueError(f"{question['tensor']!r:.100} is another tensor than it was said to be"))
+        if place is None:
+            return None
+        if self.file is None or type(place) is not int or not 0 <= place <= self.file.size_bytes - size:
+            raise self._nonsense(ValueError(f"{question['tensor']!r:.100} is not where it was said to be"))
+        return place
 
     def _ask(self, question: Mapping[str, Any], seconds: float, into: np.ndarray | None = None) -> dict[str, Any]:
         """Ask one thing and wait for the answer, at most so long; a tensor's bytes go `into` an array."""
@@ -319,7 +347,7 @@ class _Reader:
             told = json.loads(_exactly(answers, length, late))
             if not is_dict(told):
                 raise TypeError("no answer")
-            if "error" not in told and into is not None and told["bytes"] == into.nbytes:
+            if "error" not in told and told.get("at") is None and into is not None and told["bytes"] == into.nbytes:
                 _into(answers, into.reshape(-1).view(np.uint8).data if into.size else memoryview(b""), late)
         except KeyboardInterrupt:  # which a process in a group of its own doesn't hear
             self.close()

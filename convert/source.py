@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -30,6 +31,23 @@ def meant(argument: str, word: str, allowed: Mapping[str, T]) -> T:
     if word not in allowed:
         raise ValueError(f"{argument} is one of {', '.join(allowed)}, got {word!r}")
     return allowed[word]
+
+
+@dataclass(frozen=True, slots=True)
+class FromFile:
+    """How a tensor is read, where its bytes may also be copied from file to file.
+
+    Attributes:
+        read: reads it, as it is stored.
+        pour: copies its bytes, as they are stored, to the end of another file, which takes no memory; returns False, and does nothing,
+            where it can't.
+    """
+
+    read: Callable[[], np.ndarray]
+    pour: Callable[[FileIO], bool]
+
+    def __call__(self) -> np.ndarray:
+        return self.read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +91,25 @@ class Stored:
         for step in self.steps:
             array = step.do(array)
         return array
+
+    def spread(self) -> np.ndarray:
+        """Read it as `array` does, but for a last reshape that would copy: in C order it is the tensor, its shape may differ."""
+        if self.steps and isinstance(last := self.steps[-1], FlattenOrder):
+            return last.spread(replace(self, steps=self.steps[:-1]).array())
+        return self.array()
+
+    @property
+    def poured(self) -> bool:
+        """Whether its bytes may be copied from file to file: they are the tensor's in C order and this machine's byte order.
+
+        Truth values are not, for they are checked first.
+        """
+        plain = all(isinstance(step, Reshape) for step in self.steps)
+        return isinstance(self.load, FromFile) and plain and self.stored_dtype.isnative and self.stored_dtype.kind != "b"
+
+    def poured_into(self, file: FileIO) -> bool:
+        """Copy the tensor to the end of a file without reading it; False, and nothing is done, where that can't be."""
+        return self.poured and isinstance(self.load, FromFile) and self.load.pour(file)
 
     def reshape(self, *shape: int) -> Stored:
         """Add the step that gives it another shape, with the same numbers in the same order."""

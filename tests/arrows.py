@@ -19,6 +19,7 @@ LAW: dict[str, set[str]] = {
     "convert._call_table": set(),
     "convert._calls": {"convert._call_table"},
     "convert._confined": {"convert._calls", "convert._landlock"},
+    "convert._kept": {"weights"},
     "convert._landlock": set(),
     "convert.core": set(),
     "convert.graph": set(),
@@ -74,6 +75,7 @@ LAW: dict[str, set[str]] = {
         "weights",
     },
     "convert.formats": {
+        "convert._kept",
         "convert._guard",
         "convert.core",
         "convert.execute",
@@ -114,6 +116,7 @@ LAW: dict[str, set[str]] = {
         "weights",
     },
     "convert.sandbox": {
+        "convert._kept",
         "convert._calls",
         "convert._confined",
         "convert._framework",

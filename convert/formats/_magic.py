@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 UNPACK = "unpack it and name a file in it"
@@ -26,8 +27,6 @@ BEGINNINGS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x7fELF", "a program or a library; networks compiled by TVM or Neuron are such", ANEW),
     (4, b"ET12", "a program of ExecuTorch's", "ask for the state dict of the module that it was exported from"),
     (0, b"B\0C\0N\0", "a network of CNTK's first version", "CNTK's own save in ONNX, or a converter of its time, brings it further"),
-    (0, b"\x04\0\0\0\x01\0\0\0\x03\0\0\0V 1", "an object of Torch7's, .t7", "its tensors can be written as .npz by Python's torchfile"),
-    (0, b"\x03\0\0\0\x01\0\0\0", "a table of Torch7's, .t7", "its tensors can be written as .npz by Lua's Torch7 or Python's torchfile"),
     (0, b"\x89PNG\r\n", "a picture", "name the file of the weights"),
     (0, b"\xff\xd8\xff", "a picture", "name the file of the weights"),
     (0, b"%PDF", "a document", "name the file of the weights"),
@@ -35,6 +34,8 @@ BEGINNINGS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"SQLite format 3", "a database", "name the file of the weights"),
 )  # fmt: skip
 """Where, how, what that is, and what to do."""
+SHARD = re.compile(r"[-.]shard\d+(of\d+)?(\.bin)?$")
+"""How TensorFlow.js calls the parts of its weights."""
 COMPILED = {
     "coremldata.bin": "a model that Core ML has compiled (.mlmodelc)",
     "model.espresso.net": "a model that Core ML has compiled (.mlmodelc)",
@@ -53,6 +54,10 @@ def named(path: Path, head: bytes) -> str:
             return f"{what}: {todo}"
     if path.name.endswith(".param.bin"):
         return "ncnn's binary description, which has no names: ask for the .param that it was made from"
+    if SHARD.search(path.name):
+        return (
+            "probably a shard of TensorFlow.js's weights, which has no names: name the model.json, or the weights_manifest.json, beside it"
+        )
     if path.suffix == ".blob":
         return f"probably a network that OpenVINO has compiled for one device: {ANEW}"
     return ""

@@ -22,6 +22,9 @@ DTYPES = {
 NIBBLES = 17
 """Numbers of four bits with a sign, two to a byte."""
 
+NOTES = "kernelzoo"
+"""What is kept of a file's metadata: what `export` has written."""
+
 
 @dataclass(slots=True)
 class Tensor:
@@ -61,6 +64,7 @@ class Model:
     outputs: list[Tensor] = field(default_factory=list[Tensor])
     quantised: str = ""
     notes: list[str] = field(default_factory=list[str])
+    facts: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def parse(root: Table, data: memoryview) -> Model:
@@ -77,6 +81,10 @@ def parse(root: Table, data: memoryview) -> Model:
         name = table.text(3) or f"tensor {number}"
         taken[name] = taken.get(name, 0) + 1
         model.tensors.append(_tensor(table, name if taken[name] == 1 else f"{name}#{number}", buffers, data, kinds, model.notes))
+    for note in root.tables(6):
+        held = buffers[which] if 0 < (which := note.number(1, "I")) < len(buffers) else None
+        if note.text(0) == NOTES and held is not None and (content := _content(held, data)) is not None:
+            model.facts[NOTES] = bytes(content[: _guard.MAX_FACT]).decode("utf-8", "replace")
     model.quantised = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
     codes = [(max(code.number(0, "b"), code.number(3, "i")), code.text(1)) for code in root.tables(1)]
     for table in graph.tables(3):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from convert._guard import check, reading
-from convert.formats import _hdf5, _keras_archive, _keras_legacy, _keras_v3
+from convert.formats import _hdf5, _keras_archive, _keras_legacy, _keras_v3, chainer
 from convert.formats._hdf5 import Group, Hdf5
 from convert.formats._keras_config import MAX_CONFIG_BYTES, parse, specs
 from convert.formats._keras_graph import NotUnderstood, graph
@@ -80,6 +80,8 @@ def _hdf5_file(path: Path) -> Source:
     if kind == "counted":
         return _source(path, {}, *_keras_v3.layers(_keras_v3.entries(file), ()), Era("3"), {"dialect": "Keras 3 weights"}, file)
     if kind != "named":
+        if (theirs := chainer.from_hdf5(path, file)) is not None:
+            return theirs
         raise UnsupportedFormat(f"{path} is an HDF5 file and none of Keras's: it has {', '.join(list(file.root)[:5]) or 'nothing'}")
     top = file.root["model_weights"] if "model_weights" in file.root.links else file.root
     if not isinstance(top, Group):

@@ -19,7 +19,7 @@ import numpy as np
 
 from convert._guard import MAX_RANK, MAX_TENSORS, SPARE_BYTES, check, reading
 from convert.core import COUNTER
-from convert.formats import _lasagne, _named, _pickles, _zipped, flax
+from convert.formats import _chainer, _lasagne, _named, _pickles, _zipped, flax
 from convert.formats._mapped import mapped, stored
 from convert.kinds import is_dict
 from convert.source import Part, Shape, Source, Stored, in_memory, laid_out
@@ -194,6 +194,8 @@ def _understood(path: Path, members: Mapping[str, _Member], size: int) -> Source
         return _lasagne.positional(path, "npz", [tensors[name] for name in order], notes)
     if flax.looks_like_flax({name: tensor.stored_shape for name, tensor in tensors.items()}):
         return flax.canonical(Source(path, "npz", "NumPy", tensors, facts=facts, notes=notes))
+    if NOTES not in members and _chainer.looks({name: tensor.stored_shape for name, tensor in tensors.items()}):
+        return _chainer.source(path, "npz", tensors, facts, notes)
     return _named.source(path, "npz", tensors, facts, notes)
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.source import Part, Source, Stored
-from convert.steps import laid
+from convert._kept import Kept, write_all
+from convert.source import FromFile, Part, Source, Stored
+from convert.steps import NEAR, laid
 from weights.errors import ConvertError, MalformedFile, UnsupportedFormat
 from weights.header import DTYPES, MAX_HEADER_BYTES, Entry, beginning, entries, is_safetensors, metadata, parsed
 
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".safetensors",)
 WRITES = True
+SLAB_BYTES = 1 << 25
+"""Of a tensor whose numbers have to move, as much as is laid out before it is written."""
 
 
 def sniff(path: Path, head: bytes) -> bool:
@@ -46,9 +46,9 @@ def read(path: Path) -> Source:
     from convert.formats import flax
     from convert.formats._torch import numpy_dtype
 
-    file = _Kept(path)
+    file = Kept(path)
     try:
-        head = file.head()
+        head = _head(file)
         found = entries(head, file.size_bytes)
         notes = metadata(head, file.size_bytes)
     except ConvertError as error:
@@ -67,7 +67,11 @@ def read(path: Path) -> Source:
                 _see_booleans(array.reshape(-1).view(np.uint8).tobytes(), name)
             return array
 
-        return Stored(name, entry.shape, dtype, load, convention="correlation" if kernel else None)
+        def pour(into: FileIO) -> bool:
+            file.pour(into, entry.start, entry.stop - entry.start, name)
+            return True
+
+        return Stored(name, entry.shape, dtype, FromFile(load, pour), convention="correlation" if kernel else None)
 
     tensors = {name: stored(name, entry) for name, entry in found.items()}
     source = Source(path, "safetensors", "PyTorch", tensors, facts=notes, close=file.close)
@@ -79,39 +83,15 @@ def _see_booleans(data: bytes, name: str) -> None:
         raise MalformedFile(f"tensor {name!r} is boolean and holds bytes other than 0 and 1")
 
 
-class _Kept:
-    """An open file whose parts are read when they are asked for; dropped, it is closed."""
-
-    def __init__(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        self.close = weakref.finalize(self, os.close, fd)
-        self._path = path
-        self._file = open(fd, "rb", buffering=0, closefd=False)  # noqa: SIM115  `close` ends it
-        self._turn = threading.Lock()
-        self.size_bytes = os.fstat(fd).st_size
-
-    def head(self) -> bytes:
-        """Read the length and the header, no more of it than is believed."""
-        first = self._file.read(8) or b""
-        length = int.from_bytes(first, "little")
-        if len(first) < 8 or length > min(MAX_HEADER_BYTES, self.size_bytes - 8):
-            return first
-        text = bytearray(length)
-        self.fill(memoryview(text), 8, "")
-        return first + text
-
-    def fill(self, memory: memoryview, start: int, name: str) -> None:
-        """Read as much as there is room, from `start` of the file."""
-        if not self.close.alive:
-            raise ConvertError(f"{self._path} is closed; its tensors can't be read any more")
-        done = 0
-        with self._turn:
-            self._file.seek(start)
-            while done < len(memory):
-                if not (count := self._file.readinto(memory[done:])):
-                    what = f"the tensor {name!r}" if name else "its header"
-                    raise MalformedFile(f"{self._path} was cut short while it was read, in {what}: is somebody writing it? Fetch it again")
-                done += count
+def _head(file: Kept) -> bytes:
+    """Read the length and the header, no more of it than is believed."""
+    first = file.beginning(8)
+    length = int.from_bytes(first, "little")
+    if len(first) < 8 or length > min(MAX_HEADER_BYTES, file.size_bytes - 8):
+        return first
+    text = bytearray(length)
+    file.fill(memoryview(text), 8, "")
+    return first + text
 
 
 def tensors(buffer: Buffer) -> dict[str, Tensor]:
@@ -221,24 +201,39 @@ def save_stored(
     text += b" " * (-len(text) % 8)
     places = {name: header[name]["data_offsets"] for name in order}
     filled = [name for name in order if places[name][0] < places[name][1]]
-    with path.open("wb") as file, ThreadPoolExecutor(1, "zoo-next-tensor") as ahead:
-        file.write(len(text).to_bytes(8, "little") + text)
-        read = partial(_in_order, tensors, dtypes)
-        coming = ahead.submit(read, filled[0]) if filled else None
-        for number, name in enumerate(filled):  # the next one is read while this one is written
+    read = [name for name in filled if not tensors[name].poured]
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1, "zoo-next-tensor") as ahead:
+        write_all(file, memoryview(len(text).to_bytes(8, "little") + text))
+        coming = {name: ahead.submit(_spread, tensors[name]) for name in read[:1]}
+        for name in filled:
             written(places[name][0], end)
-            assert coming is not None
-            array = coming.result()
-            coming = ahead.submit(read, filled[number + 1]) if number + 1 < len(filled) else None
-            file.write(array.reshape(-1).view(np.uint8).data)
+            if name not in coming and tensors[name].poured_into(file):
+                continue
+            view = coming.pop(name).result() if name in coming else _spread(tensors[name])
+            follow = read[read.index(name) + 1 :][:1] if name in read else []
+            coming |= {after: ahead.submit(_spread, tensors[after]) for after in follow}  # it is read while this one is written
+            for part in in_order(view, dtypes[name]):
+                write_all(file, part.reshape(-1).view(np.uint8).data)
 
 
-def _in_order(tensors: Mapping[str, Stored], dtypes: Mapping[str, np.dtype[Any]], name: str) -> np.ndarray:
-    """Read a tensor, its numbers one behind the other in the order of its axes."""
-    array = tensors[name].array()
-    if tuple(array.shape) != tensors[name].shape:
-        raise MalformedFile(f"{tensors[name].origin} should have the shape {tensors[name].shape} and came as {array.shape}")
-    return np.ascontiguousarray(laid(array), dtypes[name])
+def _spread(tensor: Stored) -> np.ndarray:
+    array = tensor.spread()
+    if array.size != math.prod(tensor.shape):
+        raise MalformedFile(f"{tensor.origin} should have the shape {tensor.shape} and came as {array.shape}")
+    return array
+
+
+def in_order(view: np.ndarray, dtype: np.dtype[Any]) -> Generator[np.ndarray]:
+    """Give an array's numbers one behind the other in the order of its axes, in parts that share their memory where they have to move."""
+    if view.flags.c_contiguous or not view.ndim or view.nbytes <= SLAB_BYTES:
+        yield np.ascontiguousarray(laid(view), dtype)
+        return
+    rows = max(1, SLAB_BYTES // (view.nbytes // len(view)))
+    rows -= rows % NEAR if rows > NEAR else 0
+    slab = np.empty((rows, *view.shape[1:]), view.dtype)
+    for start in range(0, len(view), rows):
+        part = view[start : start + rows]
+        yield np.ascontiguousarray(laid(part, slab[: len(part)]), dtype)
 
 
 def amend(path: Path, metadata: Mapping[str, str]) -> None:

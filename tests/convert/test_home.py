@@ -105,7 +105,7 @@ def test_a_framework_that_is_not_installed_is_named(exported: tuple[nn.Module, P
 
 @pytest.mark.parametrize("format", ["bson", "caffe", "npz", "darknet"])
 def test_formats_that_nothing_runs_say_so(format: str) -> None:
-    assert outputs(a_source(format), IMAGES) == f"nothing here can run a {format} file"
+    assert outputs(a_source(format), IMAGES) == f"no framework that is run here takes files of the format {format}"
 
 
 def test_weights_without_a_graph_are_not_run() -> None:

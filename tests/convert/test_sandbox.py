@@ -21,12 +21,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hostile import seeds
 
 from convert import _calls, formats, sandbox
+from convert._kept import Kept
+from convert.formats import safetensors
 from convert.formats._hdf5 import Hdf5
 from convert.formats._picklemachine import Machine
 from convert.source import Source
+from convert.steps import Cast
 from weights import ConvertError, LimitExceeded, MalformedFile, ReaderCrashed, ReaderUnavailable, UnsafeFormat
 
 BEHIND = sandbox.START.removesuffix("main()\n")
@@ -452,3 +456,57 @@ def test_code_in_a_pickle_is_named_and_not_run_there_either(tmp_path: Path) -> N
     (tmp_path / "x.pth").write_bytes(b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R.")
     with pytest.raises(UnsafeFormat, match="posix"):
         sandbox.read(tmp_path / "x.pth", "pytorch")
+
+
+@pytest.mark.parametrize("ending", ["npz", "pth", "safetensors"])
+def test_tensors_that_lie_in_the_file_as_they_are_are_copied_from_file_to_file(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"a.weight": torch.randn(40, 30, 3, 3), "a.bias": torch.randn(40), "turned": torch.randn(30, 50).T, "none": torch.zeros(0, 3)}
+    path = tmp_path / f"x.{ending}"
+    if ending == "npz":
+        np.savez(path, **{name: tensor.numpy() for name, tensor in state.items()})
+    elif ending == "pth":
+        torch.save(state, path)
+    else:
+        safetensors.save(state, path)
+    poured: list[int] = []
+    pour = Kept.pour
+    monkeypatch.setattr(Kept, "pour", lambda kept, file, start, count, name: (poured.append(count), pour(kept, file, start, count, name)))
+    with sandbox.read(path) as source:
+        safetensors.save_stored(source.tensors, tmp_path / "made.safetensors")
+        safetensors.save_stored({name: one.then(Cast("float32", "float32")) for name, one in source.tensors.items()}, tmp_path / "read")
+    assert max(poured) == 4 * 40 * 30 * 9
+    assert (tmp_path / "made.safetensors").read_bytes() == (tmp_path / "read").read_bytes()
+    made = safetensors.tensors(bytearray((tmp_path / "made.safetensors").read_bytes()))
+    assert all(torch.equal(made[name], tensor) for name, tensor in state.items())
+
+
+def test_a_disk_that_copies_nothing_itself_is_no_obstacle(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.EXDEV, "two disks")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse, raising=False)
+    with sandbox.read(file) as source:
+        safetensors.save_stored(source.tensors, tmp_path / "made.safetensors")
+        for name, tensor in safetensors.tensors(bytearray((tmp_path / "made.safetensors").read_bytes())).items():
+            assert np.array_equal(tensor.numpy(), source.tensors[name].array())
+
+
+def test_tensors_of_a_file_that_was_replaced_are_those_that_were_read(file: Path, tmp_path: Path) -> None:
+    with sandbox.read(file) as source:
+        np.savez(tmp_path / "other.npz", **{"a.weight": np.zeros((2, 3, 2, 2), np.float32), "a.bias": np.ones(2)})
+        (tmp_path / "other.npz").replace(file)
+        assert source.tensors["a.weight"].array().sum() == sum(range(24))
+
+
+@pytest.mark.parametrize("place", [-1, 10**9, 2.5, "0", True, [0]])
+def test_a_place_that_no_file_has_is_nonsense(place: Any, file: Path, reader: Any) -> None:
+    told = {"dtype": "<f4", "shape": [2, 3, 2, 2], "bytes": 96, "at": place}
+    tensors = [["a.weight", "a.weight", [2, 3, 2, 2], "<f4", [], None]]
+    said = {"path": "", "format": "npz", "framework": "", "tensors": tensors, "positional": False, "graph": None, "flatten": "chw"}
+    said |= {"spatial": "hw", "facts": {}, "preprocessing": {"dict": []}, "notes": [], "layout": None}
+    first = answering(f"json.dumps({{'source': json.loads({json.dumps(said)!r}), 'log': []}})")
+    reader(first + answering(repr(json.dumps(told))))
+    with sandbox.read(file) as source, pytest.raises(ReaderCrashed, match=r"nonsense.*not where it was said to be"):
+        source.tensors["a.weight"].load()

@@ -29,6 +29,7 @@ from convert.steps import (
     Transpose,
     flip,
     from_layout,
+    laid,
     stored_shape,
     undo,
 )
@@ -332,3 +333,24 @@ def test_steps_print_as_a_reader_of_the_metadata_sees_them() -> None:
     assert said[1:4] == ["flip(2,3)", "flip(2)", "swap channels(1)"]
     assert said[4:] == ["flatten hwc to chw(2x3x4)", "float32 to float64"]
     assert str(Moment("inv_std", 1e-4)) == "variance from inv_std(eps 0.0001)"
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((3, 3, 130, 140), (3, 2, 0, 1)), ((300, 260), (1, 0)), ((2, 3, 70, 200), (3, 2, 1, 0)), ((40, 9, 250), (0, 2, 1)), ((70000,), (0,))],
+)
+def test_a_copy_in_tiles_is_the_copy(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    for view in (array.transpose(axes), np.flip(array.transpose(axes), 0)):
+        made = laid(view)
+        assert made.flags.c_contiguous
+        assert np.array_equal(made, view)
+        room = np.empty(view.shape, view.dtype)
+        assert laid(view, room) is room
+        assert np.array_equal(room, view)
+
+
+def test_a_flatten_order_spread_has_the_numbers_in_the_order_of_its_result() -> None:
+    step = FlattenOrder(5, 3, 4, "hwc")
+    array = np.arange(7 * 60, dtype=np.float32).reshape(60, 7).T
+    assert np.array_equal(np.ascontiguousarray(step.spread(array)).reshape(-1), step.do(array).reshape(-1))

@@ -269,6 +269,8 @@ def in_shell_words(text: str, command: Any) -> str:
         return f"{yes} {value}"
 
     text = re.sub(rf"\b{command.name}\(\)", f"zoo {command.name}", text)
+    if "--weights" in [one for parameter in command.params for one in parameter.opts]:
+        text = re.sub(r"\btrained\((\w+), FILE\)", r"--model \1 --weights FILE", text)
     return re.sub(r"(?<![\w.-])([a-z_]+)=('[^']*'|\"[^\"]*\"|-?[\w.+-]*\w)", shell, text)
 
 

@@ -308,7 +308,11 @@ def _detector(source: Path, model: str | None, cfg: Path | None) -> Any:
             return None
         cls = any_class(name)
         if not issubclass(cls, Darknet):
-            raise typer.BadParameter(f"{cls.__name__}'s files need no conversion: trained({cls.__name__}, FILE) takes them")
+            ways = {
+                "segmentation": f"zoo segment PHOTO --model {cls.__name__} --weights FILE",
+                "detection": f"zoo detect PHOTO --model {cls.__name__} --weights FILE",
+            }
+            raise typer.BadParameter(f"{cls.__name__}'s files need no conversion: {ways[cls.task]} takes them")
         return cls
     beside = source.with_suffix(".cfg")
     if source.suffix == ".weights" and beside.is_file():

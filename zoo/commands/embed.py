@@ -64,9 +64,7 @@ def embed(
     at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16. Repeatable: each is a column.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
     device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu. Default: cuda if available.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16, on a CPU int8. Default: what fast() takes on the device.")
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, on a CPU int8. Default: as fast() chooses.")] = None,
     calibration: Annotated[
         str | None, typer.Option(metavar="DATA", autocompletion=files, help="With int8: images to calibrate and compare on, 64 or more.")
     ] = None,

@@ -234,7 +234,11 @@ def info(
     out.print(_about(known))
     if not rows:
         if known.task != CLASSIFICATION:
-            out.print(f"No pretrained weights are known. Your own: trained({known.name}, FILE)")
+            ways = {
+                "segmentation": f"zoo segment PHOTO --model {known.name} --weights FILE",
+                "detection": f"zoo detect PHOTO --model {known.name} --weights FILE",
+            }
+            out.print(f"No pretrained weights are known. Your own: {ways[known.task]}")
             return
         near = ", ".join(c.model for c in nearest_with_weights(known))
         out.print(f"No pretrained weights are known. Nearest with weights: {near}. Your own: zoo add FILE {known.name}:mine")

@@ -21,13 +21,13 @@ from convert._guard import correlation_only
 from convert.certificate import Certificate
 from convert.evidence import Decision
 from convert.formats import safetensors
-from convert.source import CONVENTIONS, SPATIALS, Stored, meant
+from convert.source import CONVENTIONS, SPATIALS, Source, Stored, meant
 from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.arguments import forgiving
 from weights.cache import stamp_of
 from weights.digests import of_file
-from weights.errors import ConvertError
+from weights.errors import ConvertError, MalformedFile
 from weights.reading import read_unhashed
 from weights.whole import beside, room, sync_file, sync_folder
 from zoo.catalogue import model_class
@@ -41,6 +41,9 @@ from zoo.conversion.proof import decided, proven
 from zoo.conversion.proof_images import Pictures
 from zoo.conversion.result import Conversion, metadata, not_proven
 from zoo.networks.model import Model
+
+UNSAID = "how its images are prepared is not known and was not compared; --channel-order, --mean, --std and --size note it"
+"""Of a network of the user's own for images in colour, of which nobody said it."""
 
 
 @forgiving
@@ -145,7 +148,7 @@ def convert(
     model = model_of(model, example, arguments)
     with (
         _hashing(source, model.variant().__name__) as (hashed, other),
-        sandbox.read(source, format, isolated=isolated, weights_of=weights_of) as opened,
+        _opened(source, format, isolated, weights_of) as opened,
     ):
         sha256 = hashed.result()  # first of all: a file that the registry knows brings its options and preprocessing along
         known = weights.recognise(sha256, other if source.is_file() else None, model=model.variant().__name__, format=opened.format)
@@ -161,6 +164,8 @@ def convert(
             tensors, wanted = fold(foreign.network, foreign.layers, tensors, trained_on)
         made = _described(foreign, tensors, destination, decision, wanted)
         made.pixels = None if issubclass(model, OwnNetwork) and not (told or pixels.table) else pixels
+        if made.pixels is None and getattr(foreign.network, "in_channels", 0) == 3:
+            made.notes.append(UNSAID)
         made.sha256 = sha256
         with _temporary(destination, sidecars) as temporary:
             progress(f"writing {destination.name}")
@@ -193,6 +198,16 @@ def convert(
                     raise not_proven(made)
                 ours.unlink()
         return made
+
+
+def _opened(source: Path, format: str, isolated: bool, weights_of: str | None) -> Source:
+    """Open the source; where it was said to be of a format and is of another, the error says which."""
+    try:
+        return sandbox.read(source, format, isolated=isolated, weights_of=weights_of)
+    except MalformedFile as error:
+        if format != "auto" and (found := _sniffed(source)) not in ("", format):
+            raise MalformedFile(f"{source} is no file of the format {format}; its content is of {found}. Leave --from out") from error
+        raise
 
 
 @contextmanager

@@ -64,7 +64,10 @@ def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
     if len(named) == 1:
         return model_class(named[0].name)
     shown = ", ".join(f"{one.called} ({one.confidence:.0%})" for one in found) or "none is"
-    raise ConvertError(f"{path} does not say which network it is of. Likest by its shapes: {shown}. Name it with --model.")
+    raise ConvertError(
+        f"{path} does not say which network it is of. Likest by its shapes: {shown}. Name it with --model; "
+        "--model mymodule:Class names a network of your own."
+    )
 
 
 def show(found: Inspection, out: Console, *, tensors: bool = False) -> None:

@@ -26,6 +26,8 @@ from zoo.networks.model import Model
 KEPT = "the file has its classifier, which is kept"
 MATCH = "match"
 """Stands for a naming where modules are paired by topology, shapes and names."""
+EXPORTED = ("chainer", "coreml", "graphdef", "mxnet", "ncnn", "openvino", "paddle", "tfjs", "tflite", "torch7")
+"""Formats that networks of any names are exported to; where no naming fits, they are paired without one."""
 
 
 def open_foreign(
@@ -172,7 +174,7 @@ def _candidates(source: Source, model: type[Model], naming: str, match: bool) ->
         return [MATCH]
     if naming != "auto":
         return [naming]
-    return ["torchvision", MATCH] if own else names.of_format(source.format)
+    return ["torchvision", MATCH] if own else [*names.of_format(source.format), *([MATCH] if source.format in EXPORTED else [])]
 
 
 def _fractional(found: Foreign) -> Foreign:

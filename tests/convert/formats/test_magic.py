@@ -18,7 +18,7 @@ CASES = {
     "a.engine": (b"ftrt\0\0\0\0", "an engine of TensorRT's.*the file that it was made from"),
     "a.so": (b"\x7fELF\2\1\1", "a program or a library"),
     "a.pte": (b"\x20\0\0\0ET12", "ExecuTorch's"),
-    "a.t7": (b"\x04\0\0\0\x01\0\0\0\x03\0\0\0V 1\x0d\0\0\0nn.Sequential", "an object of Torch7's"),
+    "group1-shard1of2.bin": (b"\1\2\3\4" * 9, "a shard of TensorFlow.js's weights"),
     "a.weights": (b"\x89PNG\r\n\x1a\n", "a picture"),
     "a.zip": (b"PK\3\4\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\5\0\0\0a.txt", "a zip archive"),
     "a.json": (b'{"base_code":{"magic":"pir","trainable":true', "a program of PaddlePaddle 3"),

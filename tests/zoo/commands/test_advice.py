@@ -43,6 +43,7 @@ SPEAKS_IN = {
     "zoo/commands/predict.py:_print_predictions": ("predict",),
     "zoo/commands/predict.py:demo": ("predict",),
     "zoo/commands/console.py:chosen": ("predict", "explain", "dream"),
+    "zoo/commands/console.py:in_shell_words": ("predict", "explain", "dream", "segment", "detect", "embed"),
     "zoo/commands/console.py:on_device": ("bench", "predict"),
     "zoo/commands/console.py:unused": ("bundle", "sbom"),
     "zoo/commands/embed.py:_draw": ("search",),
