@@ -363,9 +363,9 @@ def test_a_part_hashes_what_it_takes_over(hub: HubServer, record: Make, data: by
 
 
 def test_the_command_says_what_the_digest_is(record: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    from zoo.commands.networks import _facts  # pyright: ignore[reportPrivateUsage]
+    from zoo.browsing.facts import facts as told
 
-    facts: dict[str, Any] = _facts(record("https://a.example/w.zip#w.pth", digest="sha1:0b5a71c2", format="pytorch"))
+    facts: dict[str, Any] = told(record("https://a.example/w.zip#w.pth", digest="sha1:0b5a71c2", format="pytorch"))
     assert facts["digest"] == "sha1:0b5a71c2 (first 8 digits of the SHA-1, weaker than a SHA-256)"
 
 

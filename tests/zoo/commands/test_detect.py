@@ -134,4 +134,4 @@ def test_info_tells_what_a_detector_is(capsys: pytest.CaptureFixture[str]) -> No
     told = capsys.readouterr().out
     assert "8,852,366" in told
     assert "detection, 80 classes, images of 416 px" in told
-    assert "trained(YOLOv3Tiny, FILE)" in told
+    assert "--weights FILE" in told

@@ -21,18 +21,20 @@ SMALL = {"ResNet50": "ResNet20", "ResNet50:mine": "ResNet20:mine", "VGG19": "Res
 SHORTER = {
     "bench": ["--rounds", "1", "--batches", "1", "--tune", "none", "--peers", "eager-fp32"],
     "dream": ["--octaves", "1", "--steps", "1"],
+    "browse": ["--no-open"],
     "embed": ["--model", "ResNet20", "--workers", "0"],
     "finetune": ["--model", "ResNet20", "--epochs", "1", "--workers", "0"],
+    "recommend": ["--model", "ResNet20", "--quick", "--max-ms", "100000"],
     "segment": ["--model", "LRASPP_MobileNet_V3_Large", "--weights", "mine.pth"],
     "train-style": ["--steps", "1", "--batch-size", "1", "--size", "64", "--style-side", "64", "--channels", "8"],
 }
 """What is added to examples that would take minutes, or a download."""
 STORIES = {
-    "weights": "list info pull lock sbom bundle sign unbundle mirror add remove cache verify gc doctor",
+    "weights": "list info browse pull lock sbom bundle sign unbundle mirror add remove cache verify gc doctor",
     "files": "inspect convert diff",
     "photographs": "predict explain demo dream stylize segment",
     "boxes": "detect evaluate",
-    "many": "embed search knn finetune train-style bench",
+    "many": "embed search knn recommend finetune train-style bench",
 }
 """Commands that follow one another in one folder, because one makes what the next opens."""
 
