@@ -36,7 +36,7 @@ LARGE = 2_000_000
 """Elements above which a tensor of an untrained network is left at nought, for drawing them takes longer than the tests may."""
 RAISES = re.compile(r"#.*\braises (\w+)")
 GPU, REAL = "gpu", "photographs"
-"""Words behind a fence whose code is only compiled, its imports made and its names found: without a GPU, or for want of real photographs."""
+"""Words behind a fence whose code is only compiled, imports made and names found: without a GPU, or for want of photographs."""
 
 
 def given(page: Path) -> dict[str, Any]:
