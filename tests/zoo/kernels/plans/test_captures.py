@@ -97,7 +97,7 @@ def test_what_comes_in_lies_where_maps_do_that_are_made_after_it_was_read(device
         ((inside,),) = plan._buffers
         assert plan._memory is not None
         assert inside.untyped_storage().data_ptr() == plan._memory.untyped_storage().data_ptr()
-        for _ in range(2):  # over what the run before has left there
+        for _ in range(1 if device.type == "cpu" else 2):  # over what the run before has left there; the interpreter is slow
             plan.eager([first])
             found = plan.eager([x])
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
