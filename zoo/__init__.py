@@ -18,8 +18,7 @@
     fast_step(model, loss, optimizer)          a whole step of training as one
 
 `CATALOGUE` has every classifier by name; each is one line of `zoo/catalogue.py`, under its paper's link, with its published parameter
-count. Detectors are lines of `zoo/detection/catalogue.py`, segmenters of
-`zoo/segmentation/catalogue.py`.
+count. Detectors are lines of `zoo/detection/catalogue.py`, segmenters of `zoo/segmentation/catalogue.py`.
 Nothing heavy is loaded before it is asked for: `import zoo` needs no torch.
 `help(trained)` shows arguments, results and errors. Packages beside this one: `weights` finds, checks and keeps; `convert` reads and writes
 other frameworks' files.

@@ -14,7 +14,7 @@ A module that can tell its files only weakly (no magic number) sets ``WEAK = Tru
 
 Example:
     >>> sorted(formats.formats())[:3]
-    ['bson', 'caffe', 'coreml']
+    ['bson', 'caffe', 'chainer']
 """
 
 from __future__ import annotations

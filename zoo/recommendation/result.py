@@ -93,6 +93,11 @@ class Recommendation:
         budget: what was asked for.
         resumed: results that an earlier call had kept.
         folder: where vectors, latencies and scores are kept.
+
+    Example:
+        >>> found = recommend("photos/", budget=Budget(max_ms=20))  # doctest: +SKIP
+        >>> print(found)  # doctest: +SKIP
+        >>> found.picture("choice.png")  # doctest: +SKIP
     """
 
     ranking: tuple[Ranked, ...]

@@ -29,7 +29,8 @@ CASES = [(format, convention) for format, (_, conventions) in COMBINATIONS.items
 
 
 def test_every_writable_format_is_tried() -> None:
-    assert COMBINATIONS.keys() == {name for name, module in formats().items() if module.WRITES}
+    """But TFLite, into which BatchNorms are folded, so that other numbers come back: tests of its writer compare what is computed."""
+    assert COMBINATIONS.keys() == {name for name, module in formats().items() if module.WRITES} - {"tflite"}
 
 
 SLOW = (

@@ -124,7 +124,8 @@ class Check:
 
     def _results(self, twin: nn.Module, call: Callable[[list[Any]], Any], leaves: list[Any], seed: int) -> list[list[Tensor]]:
         """Run a step with a fixed gradient of the outputs, which no loss rounds; return what it makes, in the order of `KINDS`."""
-        outputs = [out for out in pytree.tree_leaves(call(leaves)) if isinstance(out, Tensor) and out.requires_grad]
+        every = [out for out in pytree.tree_leaves(call(leaves)) if isinstance(out, Tensor) and out.is_floating_point()]
+        outputs = [out for out in every if out.requires_grad]
         generator = torch.Generator().manual_seed(100 + seed)
         gradients = [torch.randn(out.shape, generator=generator).to(out.device, out.dtype) for out in outputs]
         learnt = [parameter for parameter in twin.parameters() if parameter.requires_grad]
@@ -132,7 +133,7 @@ class Check:
         found = torch.autograd.grad(outputs, [*asked, *learnt], gradients, allow_unused=True) if outputs else ()
         of_inputs, of_parameters = found[: len(asked)], found[len(asked) :]
         statistics = [buffer for buffer in twin.buffers() if buffer.is_floating_point()]
-        groups = [[out.detach() for out in outputs], list(of_inputs), list(of_parameters), statistics]
+        groups = [[out.detach() for out in every], list(of_inputs), list(of_parameters), statistics]
         return [[t if t is not None else torch.zeros(()) for t in group] for group in groups]
 
     def _whole(self, without: Without, beside: bool = True) -> tuple[dict[str, Parity], str]:

@@ -122,8 +122,8 @@ class Contest:
         except Exception as error:  # whatever the compiler stumbles over, or no room for a comparison at this size
             served.notes.append(f"{_SAID[way]}: not served, {type(error).__name__}: {first_line(error)}")
             return served
-        if wrong:
-            served.notes.append(f"{_SAID[way]}: not served, {wrong}")
+        if wrong or not errors:
+            served.notes.append(f"{_SAID[way]}: not served, {wrong or 'nothing could be compared'}")
             return served
         beaten = f" instead of {served.us / 1000:.2f}" if served.us is not None else ""
         note = f"{_SAID[way]}: {us / 1000:.2f} ms there and back{beaten}"
@@ -168,6 +168,23 @@ class Contest:
             return torch.autograd.grad(outputs, asked, gradients, allow_unused=True) if outputs else None
 
         return call
+
+
+def served(contest: Contest, without: Without, recompute: bool | None, beside: bool) -> Won:
+    """Hold a contest and return what it serves: the chains where there is no room for one, or a way fails.
+
+    Nobody's random numbers are used up.
+    """
+    device = contest.recording.device
+    try:
+        with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
+            return contest.won(without, recompute, beside)
+    except RuntimeError as error:  # no room for a copy of the network beside the caller's, say
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        steps, _, counted = steps_of(contest.recording, without)
+        note = f"PyTorch's compiler was not compared: {type(error).__name__}: {first_line(error)}"
+        return Won(replay_of(contest.recording, steps, counted, recompute, beside), notes=[note])
 
 
 def compiled(

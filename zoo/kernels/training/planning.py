@@ -18,7 +18,7 @@ from zoo.kernels.training import choosing, shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.checking import Check, Verdict, replay_of
 from zoo.kernels.training.compiling import compile_chains
-from zoo.kernels.training.contest import Contest, stretches_of
+from zoo.kernels.training.contest import Contest, served, stretches_of
 from zoo.kernels.training.record import Recording, record
 from zoo.kernels.training.replay import Replay, Without
 from zoo.kernels.training.segments import Segment
@@ -102,7 +102,9 @@ def checked(
         replay = replay_of(recording, steps, counted, known.recompute, verdict.beside)
     else:
         with phase("comparing"):
-            won = Contest(network, recording, args, kwargs, clock, known.times).won(slow | verdict.without, known.recompute, verdict.beside)
+            won = served(
+                Contest(network, recording, args, kwargs, clock, known.times), slow | verdict.without, known.recompute, verdict.beside
+            )
         replay, worst = won.replay, _worst(won.errors) or worst
         notes += won.notes
         if won.way == "whole":

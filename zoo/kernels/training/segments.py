@@ -48,9 +48,14 @@ _NEW = {"new_empty", "new_zeros", "new_ones"}
 
 
 def inductor(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
-    """Compile by PyTorch's own compiler."""
+    """Compile by PyTorch's own compiler, so that a step may be gone back through twice.
+
+    A compiled stretch has no second derivative.
+    """
+    from torch._functorch import config
     from torch._inductor import compile as made
 
+    config.donated_buffer = False  # for good: it is asked again on the way back, where another backward may follow
     with warnings.catch_warnings(), compiling():
         warnings.simplefilter("ignore")  # the compiler's, about itself
         found: Any = made(graph, given)
@@ -186,6 +191,7 @@ class Segment:
     plain: list[Bound]
     failed: str = ""
     _made: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+    _strides: list[tuple[int, ...]] = field(default_factory=list)
 
     def __call__(self, slots: list[Any]) -> None:
         """Compute what is read behind it into its slots."""
@@ -194,7 +200,10 @@ class Segment:
         if run is None:
             for bound in self.plain:
                 bound.run(slots)
+                for number in bound.frees:
+                    slots[number] = None
             return
+        given = [_laid(x, strides) for x, strides in zip(given, self._strides, strict=True)]
         with casts_of(self.recording.device):
             for number, value in zip(self.makes, run(*given), strict=True):
                 slots[number] = value
@@ -202,8 +211,9 @@ class Segment:
     def _compiled(self, given: list[Any]) -> Callable[..., Any] | None:
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return None
-        form = tuple((tuple(x.shape), x.stride(), x.dtype, x.requires_grad) for x in given)
+        form = tuple((tuple(x.shape), x.dtype, x.requires_grad) for x in given)
         if (run := self._made.get(form)) is None and not self._made:  # another form was not compared with anything
+            self._strides = [x.stride() for x in given]
             with casts_of(self.recording.device):
                 run = self._made[form] = self.compiler(self._graph(), given)
         return run
@@ -227,6 +237,13 @@ class Segment:
             return [slots[number] for number in self.makes]
 
         return stretch
+
+
+def _laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """Return a tensor as it lay when the stretch was compiled, itself if it does."""
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def segments(recording: Recording, steps: Sequence[Step], found: Sequence[Stretch], compiler: Compiler) -> dict[int, Segment]:

@@ -16,7 +16,7 @@ from zoo import fast, fast_step, why
 from zoo.kernels.training import contest
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.choosing import Times
-from zoo.kernels.training.contest import Contest, Won, compiled, stretches_of
+from zoo.kernels.training.contest import Contest, Won, compiled, served, stretches_of
 from zoo.kernels.training.kernels import patch_conv
 from zoo.kernels.training.record import Call, Recording, record
 from zoo.kernels.training.replay import Replay
@@ -237,11 +237,59 @@ def test_what_won_is_remembered_for_the_same_network_and_what_learns_of_it(
     assert won(*tokens, [100.0, 200.0], choices=Choices(CPU)).way == "chains"
 
 
+def test_what_asks_for_no_gradient_is_compared_too(tokens: tuple[nn.Module, Tensor]) -> None:
+    def doubled(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
+        return lambda *tensors: [2 * tensor for tensor in graph.forward(*tensors)]
+
+    tokens[0].requires_grad_(False)
+    found = won(*tokens, [100.0, 110.0, 50.0, 40.0], doubled)
+    assert found.way == "chains"
+    assert all("outputs: relative error" in note for note in found.notes)
+
+
+def test_a_contest_without_room_serves_chains_and_uses_up_no_random_numbers(tokens: tuple[nn.Module, Tensor]) -> None:
+    def full(call: Callable[[], object]) -> float:
+        call()
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    network, images = tokens
+    before = torch.get_rng_state()
+    found = served(Contest(network, recorded(network, images), (images,), {}, full, Times(), same), {}, None, beside=True)
+    assert found.way == "chains"
+    assert "out of memory" in found.notes[0]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_lies_otherwise_in_memory_is_laid_out_for_what_was_compiled(tokens: tuple[nn.Module, Tensor]) -> None:
+    network = Odd("nothing").train()
+    images = torch.randn(2, 8, 8)
+    strides: list[tuple[int, ...]] = []
+
+    def noting(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
+        def run(*tensors: Tensor) -> Any:
+            strides.append(tensors[0].stride())
+            return graph.forward(*tensors)
+
+        return run
+
+    found = replay(network, images, noting)
+    places = found.at(network)
+    there = found(places, [images])
+    turned = images.transpose(0, 2).contiguous().transpose(0, 2)
+    torch.testing.assert_close(found(places, [turned]), there)
+    assert len(strides) == 2
+    assert strides[0] == strides[1] != turned.stride()
+
+
 @pytest.mark.long
 def test_the_compiler_itself_learns_what_the_network_learns(tokens: tuple[nn.Module, Tensor]) -> None:
+    network, images = tokens
     with torch.autocast("cpu", torch.bfloat16):
-        found = won(*tokens, [100.0, 110.0, 50.0, 40.0], inductor)
-    assert found.way == "whole"
+        found = won(network, images, [100.0, 110.0, 50.0, 40.0], inductor)
+        assert found.way == "whole"
+        loss = found.replay(found.replay.at(network), [images]).square().sum()
+    once, twice = (torch.autograd.grad(loss, network.parameters(), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(once, twice, strict=True))
 
 
 @pytest.mark.parametrize("kernel", [(4, 4), (2, 8)])
