@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,7 +22,7 @@ class Budget:
 
     Attributes:
         max_ms: milliseconds that one image takes through `fast(model)` on the device, at the checkpoint's own image size, decoding and
-            preprocessing not counted; the middle of the measured times counts, not their spread.
+            preprocessing not counted; the middle of the measured times counts, not their spread. A time that could not be measured is over.
         max_mb: megabytes (10^6 bytes) of the checkpoint's file; of its tensors where nobody states the file's size.
         licence: SPDX identifier in any case, "unstated", or "permissive" for every licence that allows every use.
     """
@@ -52,10 +53,13 @@ class Budget:
         return cls(**(told or {}))
 
     def over(self, *, mb: float, licence: str, ms: float | None = None) -> list[str]:
-        """Say what of a checkpoint exceeds this; [] if nothing does. `ms` is None where it was not measured yet."""
+        """Say what of a checkpoint exceeds this; [] if nothing does.
+
+        `ms` is None where it was not measured yet, and infinite where it could not be, which no limit allows.
+        """
         found = []
         if ms is not None and self.max_ms is not None and ms > self.max_ms:
-            found.append(f"{_number(ms)} ms, {self.max_ms:g} allowed")
+            found.append("its time could not be measured" if math.isinf(ms) else f"{_number(ms)} ms, {self.max_ms:g} allowed")
         if self.max_mb is not None and mb > self.max_mb:
             found.append(f"{_number(mb)} MB, {self.max_mb:g} allowed")
         if self.licence is not None and not self._allows(licence):

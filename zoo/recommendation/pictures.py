@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from zoo.finetuning.splits import parts_of
 from zoo.images import Source, open_source
 from zoo.images.files import is_url
 from zoo.images.preprocess import open_image
+
+LEAST = 10
+"""Images of a class that are drawn at least, where it has them and all classes' together are not too many."""
 
 
 class InMemory(Source):
@@ -69,15 +73,19 @@ class Pictures:
         source: the images.
         labels: one for each; None where it has none. None as a whole where nobody knows any.
         asked: how many images there were, of which `source` may be a part.
+        fewer: classes that have fewer than `LEAST` images here, because of theirs fewer were drawn.
+        left: classes of which no image was drawn, for there are too many classes.
     """
 
     source: Source
     labels: list[str | None] | None
     asked: int
+    fewer: int = 0
+    left: int = 0
 
 
-def opened(images: Any, labels: Any, most: int) -> Pictures:
-    """Open images and labels, and draw `most` of them, each class's share kept, where there are more.
+def opened(images: Any, labels: Any, most: int, folds: int = 2) -> Pictures:
+    """Open images and labels, and draw `most` of them, each class's share kept, where there are more; see `drawn`.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -87,21 +95,54 @@ def opened(images: Any, labels: Any, most: int) -> Pictures:
     told = _labels(source, labels)
     if len(source) <= most:
         return Pictures(source, told, len(source))
-    chosen = drawn(told if told is not None else [None] * len(source), most)
-    return Pictures(Some(source, chosen), None if told is None else [told[i] for i in chosen], len(source))
+    chosen = drawn(told if told is not None else [None] * len(source), most, folds)
+    if told is None:
+        return Pictures(Some(source, chosen), None, len(source))
+    labelled = [told[i] for i in chosen]
+    had, has = (Counter(label for label in those if label is not None) for those in (told, labelled))
+    fewer = sum(has[label] < min(LEAST, count) for label, count in had.items() if label in has)
+    return Pictures(Some(source, chosen), labelled, len(source), fewer, len(had) - len(has))
 
 
-def drawn(labels: Sequence[str | None], most: int) -> list[int]:
-    """Draw indices, the same every time: each class's share of `most`, and of each class 10 where it has them."""
+def drawn(labels: Sequence[str | None], most: int, folds: int = 2) -> list[int]:
+    """Draw `most` indices at most, the same every time: each class's share, and of each class `LEAST` where it has them.
+
+    Where that were more than `most`, each class has fewer, and at least one for each of `folds`; where even that were more, some classes
+    have `LEAST` or `folds`, and the others none.
+    """
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).tolist()
-    counts = Counter(labels)
-    room = {label: min(count, max(10, round(most * count / len(labels)))) for label, count in counts.items()}
+    counts = Counter(labels[index] for index in order)
+    classes = [label for label in counts if label is not None] or list(counts)
+    full = min(max(LEAST, folds), most // 2)
+    if sum(min(full, counts[label]) for label in classes) <= most:
+        least = full
+    elif (least := most // len(classes)) < folds:
+        least = full
+        reached = accumulate(min(full, counts[label]) for label in classes)
+        classes = [label for label, images in zip(classes, reached, strict=True) if images <= most]
+        counts = Counter({label: counts[label] for label in classes})
+    known = set(classes)
+    room = _shared(counts, {label: min(count, least) if label in known else 0 for label, count in counts.items()}, most)
     found = []
     for index in order:
-        if room[labels[index]] > 0:
+        if room.get(labels[index], 0) > 0:
             room[labels[index]] -= 1
             found.append(index)
     return sorted(found)
+
+
+def _shared(counts: Mapping[str | None, int], least: Mapping[str | None, int], most: int) -> dict[str | None, int]:
+    """Give each class its share of `most`, and its least before; what is left of `most` then goes by the shares."""
+    total = sum(counts.values())
+    wanted = {label: max(min(count, round(most * count / total)) - least[label], 0) for label, count in counts.items()}
+    left, asked = max(most - sum(least.values()), 0), sum(wanted.values())
+    if asked <= left:
+        return {label: least[label] + more for label, more in wanted.items()}
+    given = {label: more * left // asked for label, more in wanted.items()}
+    rest = left - sum(given.values())
+    for label in sorted(wanted, key=lambda label: -(wanted[label] * left % asked))[:rest]:
+        given[label] += 1
+    return {label: least[label] + more for label, more in given.items()}
 
 
 def _source(images: Any) -> Source:

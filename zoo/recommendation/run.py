@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,7 @@ from zoo.recommendation.budget import Budget
 from zoo.recommendation.candidates import Candidate, named_candidates, usual_candidates
 from zoo.recommendation.keeping import Shelf
 from zoo.recommendation.latency import Latency, machine, measured
-from zoo.recommendation.pictures import Pictures, opened
+from zoo.recommendation.pictures import LEAST, Pictures, opened
 from zoo.recommendation.progress import Watch
 from zoo.recommendation.result import Ranked, Recommendation, explained
 from zoo.recommendation.scoring import APART, NEIGHBOURS, Score, behind, consistency, probe, ranks
@@ -90,7 +91,8 @@ def recommend(
     Args:
         images: what `zoo.images.open_source` takes: a folder with a folder a class, as `finetune` takes it, tar shards, Parquet; of a
             folder with train and val folders the train one. Or a list of paths, files' bytes, PIL images, uint8 arrays (H, W, 3).
-            Of more than 2,000 images so many are drawn, each class's share kept.
+            Of more than 2,000 images so many are drawn, each class's share kept and 10 of each class where they suffice; else fewer,
+            and of so many classes that each would have fewer than folds only some. The result says so.
         labels: None takes those that the images have, a folder a class for example; else one for each image, {key: label}, or a file
             of these as `zoo.embedding.knn` takes it. False does without, whatever the folders are called.
         budget: `Budget`, or a table of its fields: `max_ms`, milliseconds of one image through `fast` on the device; `max_mb`,
@@ -126,7 +128,7 @@ def recommend(
     watch = progress if isinstance(progress, Watch) else Watch(bool(progress))
     limits, folds = Budget.of(budget), whole("folds", folds, 2)
     where = device_of(device)
-    pictures = opened(images, labels, QUICK_IMAGES if quick else IMAGES)
+    pictures = opened(images, labels, QUICK_IMAGES if quick else IMAGES, folds)
     _check_labels(pictures, folds)
     skipped: dict[str, str] = {}
     candidates = _candidates(models, offline or switched_offline() is not None, quick, limits, skipped)
@@ -334,7 +336,7 @@ def _compared(
     scores = _scores(found, rows, labels, folds, shelf, watch)
     order = sorted(range(len(found)), key=lambda i: (-scores[i].percent, -(scores[i].knn or 0.0), found[i].candidate.name))
     found, scores = [found[i] for i in order], [scores[i] for i in order]
-    over = [limits.over(ms=_ms(one), mb=one.mb, licence=one.candidate.record.license) for one in found]
+    over = [limits.over(ms=_cost(one), mb=one.mb, licence=one.candidate.record.license) for one in found]
     inside = [i for i, why in enumerate(over) if not why]
     chosen, tied = _chosen(found, scores, inside)
     ranking = []
@@ -438,8 +440,8 @@ def _ranked(one: _Measured, score: Score, rank: int, points: float, error: float
 def _nearest(found: list[_Measured], limits: Budget, skipped: dict[str, str]) -> str:
     """Say who exceeds the budget least, and by what."""
     del skipped
-    one = min(found, key=lambda one: limits.excess(ms=_ms(one), mb=one.mb, licence=one.candidate.record.license))
-    return f"{one.candidate.name} ({'; '.join(limits.over(ms=_ms(one), mb=one.mb, licence=one.candidate.record.license))})"
+    one = min(found, key=lambda one: limits.excess(ms=_cost(one), mb=one.mb, licence=one.candidate.record.license))
+    return f"{one.candidate.name} ({'; '.join(limits.over(ms=_cost(one), mb=one.mb, licence=one.candidate.record.license))})"
 
 
 def _cannot_tell(
@@ -492,7 +494,14 @@ def _cannot_tell(
         name, why = next(iter(left_out.items()))
         said.append(f"{counted(len(left_out), 'image')} did not count: {name}: {why}{', and others' if len(left_out) > 1 else ''}.")
     if pictures.asked > len(pictures.source):
-        said.append(f"{len(pictures.source):,} of {pictures.asked:,} images were drawn, each class's share kept.")
+        kept = f"{len(pictures.source):,} of {pictures.asked:,} images were drawn"
+        if pictures.left:
+            kept += f", of {len(counts):,} classes; {counted(pictures.left, 'other class was', 'other classes were')} left out"
+        else:
+            kept += ", each class's share kept"
+        if pictures.fewer:
+            kept += f"; {counted(pictures.fewer, 'class has', 'classes have')} fewer than {LEAST} of them, though there are more"
+        said.append(f"{kept}.")
     return said
 
 
@@ -503,6 +512,11 @@ def _round(number: float) -> int:
 
 def _ms(one: _Measured) -> float | None:
     return None if one.latency is None else one.latency.ms
+
+
+def _cost(one: _Measured) -> float:
+    """Return the milliseconds that a budget counts: a time that could not be measured is within none."""
+    return math.inf if one.latency is None else one.latency.ms
 
 
 def _joined(skipped: Mapping[str, str]) -> str:

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from zoo.recommendation import Budget
@@ -12,6 +14,13 @@ def test_what_exceeds_is_named_with_what_is_allowed() -> None:
         "licence CC-BY-NC-4.0, permissive asked for",
     ]
     assert Budget(max_ms=1).over(mb=1e6, licence="unstated") == []  # not measured yet
+
+
+def test_a_time_that_could_not_be_measured_is_over_what_is_allowed() -> None:
+    budget = Budget(max_ms=20)
+    assert budget.over(ms=math.inf, mb=1, licence="MIT") == ["its time could not be measured"]
+    assert budget.excess(ms=1e6, mb=1, licence="MIT") < budget.excess(ms=math.inf, mb=1, licence="MIT")
+    assert Budget(max_mb=2).over(ms=math.inf, mb=1, licence="MIT") == []
 
 
 def test_a_licence_is_read_in_any_case_and_unstated_is_one() -> None:

@@ -60,8 +60,28 @@ def test_images_that_cant_be_any_are_refused() -> None:
 def test_of_many_images_each_class_keeps_its_share() -> None:
     labels = ["a"] * 800 + ["b"] * 190 + ["c"] * 12
     chosen = drawn(labels, 100)
-    assert Counter(labels[i] for i in chosen) == {"a": 80, "b": 19, "c": 10}
+    assert Counter(labels[i] for i in chosen) == {"a": 72, "b": 18, "c": 10}
     assert chosen == sorted(chosen) == drawn(labels, 100)
+
+
+@pytest.mark.parametrize(("classes", "most", "folds", "kept", "least"), [(1000, 2000, 2, 1000, 2), (300, 2000, 5, 300, 6)])
+def test_of_many_classes_each_has_fewer_than_ten_images_rather_than_all_too_many(
+    classes: int, most: int, folds: int, kept: int, least: int
+) -> None:
+    counts = Counter(index % classes for index in drawn([str(i % classes) for i in range(13 * classes)], most, folds))
+    assert (sum(counts.values()), len(counts), min(counts.values())) == (most, kept, least)
+
+
+@pytest.mark.parametrize(("most", "kept"), [(2000, 200), (300, 30)])
+def test_of_classes_too_many_for_the_folds_some_are_drawn_whole(most: int, kept: int) -> None:
+    counts = Counter(index % 1000 for index in drawn([str(i % 1000) for i in range(13_000)], most, 5))
+    assert Counter(counts.values()) == {10: kept}
+
+
+def test_images_without_a_label_are_no_class_that_keeps_ten() -> None:
+    labels = [None] * 12 + [str(i % 10) for i in range(2000)]
+    counts = Counter(labels[index] for index in drawn(labels, 100, 5))
+    assert counts == {str(i): 10 for i in range(10)}
 
 
 def test_a_part_of_a_source_reads_the_images_that_it_names(photos: Path) -> None:
@@ -69,4 +89,9 @@ def test_a_part_of_a_source_reads_the_images_that_it_names(photos: Path) -> None
     assert (len(found.source), found.asked) == (24, 30)
     assert found.labels is not None
     assert Counter(found.labels) == {"0": 12, "1": 12}
+    assert (found.fewer, found.left) == (0, 0)
+    few = opened(photos, None, 12, 3)
+    assert (len(few.source), few.fewer, few.left) == (12, 3, 0)
+    some = opened(photos, None, 12, 5)
+    assert (len(some.source), some.fewer, some.left) == (12, 2, 1)
     assert all(found.source.read(i) == (photos / found.source[i].key).read_bytes() for i in range(24))

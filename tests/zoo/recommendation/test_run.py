@@ -79,6 +79,41 @@ def test_what_exceeds_the_budget_is_shown_and_not_recommended(photos: Path, ask:
     assert "Whether ResNet20:blind takes 5.5 ms at most can't be told: rounds took 4.5 to 6.0 ms." in unsure.cannot_tell
 
 
+def test_what_could_not_be_timed_is_over_a_budget_of_time_and_no_other(
+    photos: Path, ask: Any, candidate: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = running.measured
+
+    def measured(model: Model, device: torch.device, quick: bool) -> Any:
+        if model.checkpoint is not None and model.checkpoint.tag == "good":
+            raise RuntimeError("no kernel could be run")
+        return told(model, device, quick)
+
+    monkeypatch.setattr(running, "measured", measured)
+    models = [candidate("good"), candidate("blind", blind=True)]
+    found = ask(photos, budget={"max_ms": 20}, models=models)
+    assert (found.best.tag, found.ranking[0].tag, found.ranking[0].ms) == ("blind", "good", None)
+    assert found.ranking[0].over == ("its time could not be measured",)
+    assert "over the budget: ResNet20:good (its time could not be measured)" in str(found)
+    alone = ask(photos, budget={"max_ms": 20}, models=models[:1])
+    assert (alone.best, alone.nearest) == (None, "ResNet20:good (its time could not be measured)")
+    assert ask(photos, models=models).best.tag == "good"
+
+
+@pytest.mark.parametrize(
+    ("most", "labels", "said"),
+    [
+        (24, None, "24 of 30 images were drawn, each class's share kept; 3 classes have fewer than 10 of them, though there are more."),
+        (18, [str(i // 3) for i in range(30)], "18 of 30 images were drawn, of 6 classes; 4 other classes were left out."),
+    ],
+)
+def test_classes_that_have_fewer_images_because_of_the_draw_are_told(
+    most: int, labels: Any, said: str, photos: Path, ask: Any, candidate: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "IMAGES", most)
+    assert said in str(ask(photos, labels, models=[candidate("good")]))
+
+
 def test_what_is_too_large_or_not_allowed_is_not_computed_unless_nothing_else_is_left(photos: Path, ask: Any, candidate: Make) -> None:
     models = [candidate("free", license="MIT"), candidate("closed", license="CC-BY-NC-4.0")]
     found = ask(photos, budget={"licence": "permissive"}, models=models)
