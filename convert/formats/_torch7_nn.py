@@ -12,16 +12,20 @@ import numpy as np
 
 from convert import _guard
 from convert.formats._operators import Transcript
-from convert.formats._torch7_objects import Object, Table, Tensor
+from convert.formats._torch7_objects import Object, Storage, Table, Tensor
 from convert.source import Source, Stored
 from convert.steps import Moment
-from weights.errors import LimitExceeded, MalformedFile
+from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
 
 LEAVES = ("weight", "bias", "running_mean", "running_var")
 CONVOLUTIONS = ("SpatialConvolution", "SpatialConvolutionMM", "SpatialDilatedConvolution", "SpatialConvolutionLocal")
 FULL = ("SpatialFullConvolution",)
 NORMS = ("BatchNormalization", "SpatialBatchNormalization", "VolumetricBatchNormalization")
-NOTHING = ("Dropout", "SpatialDropout", "Identity", "Copy", "Contiguous", "DataParallelTable")
+NOTHING = ("Identity", "Copy", "Contiguous")
+REPLICAS = "DataParallelTable"
+"""Holds one network several times, one for each GPU."""
+PASSING = ("device", "gpu", "_type", "train", "output", "gradInput")
+"""Fields in which copies of a module may differ."""
 DEEPEST = 60
 """Modules in modules."""
 
@@ -92,10 +96,25 @@ class _Held:
                 self.put(f"{name}.{leaf}" if name else leaf, _shaped(module, kind, leaf, _stored(name, leaf, tensor)))
         if isinstance(spread := module.fields.get("running_std"), Tensor) and f"{name}.running_var" not in self.tensors:
             self.put(f"{name}.running_var" if name else "running_var", _variance(module, name, spread))
-        children = module.fields.get("modules")
-        for number, child in enumerate(children.listed() if isinstance(children, Table) else []):
+        children = _children(module)
+        if kind == REPLICAS:
+            self.replicas(children, name)
+            children = children[:1]
+        for number, child in enumerate(children):
             if isinstance(child, Object):
                 self.module(child, f"{name}.{number}" if name else str(number), depth + 1)
+
+    def replicas(self, copies: list[Any], name: str) -> None:
+        """See that a network's copies are equal, so that the first says all."""
+        for number, copy in enumerate(copies[1:], start=1):
+            if (where := _unlike(copies[0], copy, "", 0, set())) is not None:
+                called = f"{REPLICAS} {name or 'at the top'}"
+                raise UnsupportedFormat(
+                    f"{self.path}: the replicas 0 and {number} of the {called} differ, in {where}, so nobody can say which one is the "
+                    "network; save one of them (model:get(1)) by itself"
+                )
+        if len(copies) > 1:
+            self.notes.append(f"of the {len(copies)} equal replicas of the {REPLICAS} {name or 'at the top'} the first was taken")
 
     def table(self, found: Any, name: str, depth: int) -> None:
         """Take the tensors of tables in tables, under their keys."""
@@ -119,6 +138,47 @@ class _Held:
         if name in self.tensors:
             raise MalformedFile(f"there are two tensors called {name!r:.100}")
         self.tensors[name] = stored
+
+
+def _children(module: Object) -> list[Any]:
+    children = module.fields.get("modules")
+    return children.listed() if isinstance(children, Table) else []
+
+
+def _unlike(one: Any, other: Any, name: str, depth: int, seen: set[tuple[int, int]]) -> str | None:
+    """Say where two modules differ in what they are or hold; None where they don't."""
+    if depth > DEEPEST:
+        raise LimitExceeded("its modules nest deeper than any network's")
+    if one is other or (id(one), id(other)) in seen:
+        return None
+    seen.add((id(one), id(other)))
+    if not isinstance(one, Object) or not isinstance(other, Object) or _kind(one) != _kind(other):
+        return f"the module {name or 'at the top'}"
+    for leaf in sorted({key for held in (one, other) for key in held.fields.items if isinstance(key, str)}):
+        first, second = one.fields.get(leaf), other.fields.get(leaf)
+        if not (_equal(first, second) if leaf in (*LEAVES, "running_std") else leaf in PASSING or _alike(first, second)):
+            return f"{name}.{leaf}" if name else leaf
+    inner, theirs = _children(one), _children(other)
+    if len(inner) != len(theirs):
+        return f"the number of modules {f'in {name}' if name else 'at the top'}"
+    for number, (child, twin) in enumerate(zip(inner, theirs, strict=True)):
+        if (where := _unlike(child, twin, f"{name}.{number}" if name else str(number), depth + 1, seen)) is not None:
+            return where
+    return None
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Compare a setting, or the sizes of a View; tables and buffers are no settings."""
+    if isinstance(first, Storage) and isinstance(second, Storage):
+        return np.array_equal(first.numbers(), second.numbers())
+    plain = (bool, int, float, str)
+    return first == second if isinstance(first, plain) or isinstance(second, plain) else True
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return isinstance(first, Tensor) == isinstance(second, Tensor)
+    return first.shape == second.shape and first.dtype == second.dtype and np.array_equal(first.array(), second.array(), equal_nan=True)
 
 
 def _stored(module: str, leaf: str, tensor: Tensor) -> Stored:
@@ -190,8 +250,10 @@ class _Drawn:
         kind = _kind(module)
         children = module.fields.get("modules")
         inner = [child for child in children.listed() if isinstance(child, Object)] if isinstance(children, Table) else []
-        if kind == "Sequential" or (kind == "DataParallelTable" and len(inner) == 1):
+        if kind == "Sequential":
             return self.sequence(inner, x, depth)
+        if kind == REPLICAS and inner:
+            return self.sequence(inner[:1], x, depth)
         if kind == "Concat":
             if _number(module, "dimension") not in (1, 2):
                 raise _Unsaid("a Concat is not over the channels")
@@ -343,6 +405,18 @@ def _nothing(d: _Drawn, module: Object, x: str, name: str) -> str:
     return d.out.add("Identity", [x], name=name)
 
 
+def _dropout(d: _Drawn, module: Object, x: str, name: str) -> str:
+    """Pass on what version 2 gets; the first version, and SpatialDropout, scale by 1 - p in evaluation."""
+    if module.fields.get("stochasticInference") or module.fields.get("stochastic_inference"):
+        raise _Unsaid(f"the {_kind(module)} {name} drops in evaluation too")
+    if _kind(module) == "Dropout" and module.fields.get("v2"):
+        return d.out.add("Identity", [x], name=name)
+    share = float(_number(module, "p", -1))
+    if not 0 <= share < 1:
+        raise _Unsaid(f"the {_kind(module)} {name} scales by 1 - p, and its p is no share")
+    return d.out.add("Mul", [x, d.out.numbers(1 - share, "float32")], name=name)
+
+
 def _margin(d: _Drawn, module: Object, x: str, name: str) -> str:
     left, right, top, bottom = (int(_number(module, f"pad_{side}")) for side in "lrtb")
     return d.out.add("Pad", [x, d.out.numbers([0, 0, top, left, 0, 0, bottom, right])], name=name)
@@ -368,6 +442,6 @@ HANDLERS: dict[str, Callable[[_Drawn, Object, str, str], str]] = {
     "Tanh": _plain("Tanh"), "Sigmoid": _plain("Sigmoid"), "ELU": _plain("Elu", ("alpha", "alpha", 1.0)),
     "LeakyReLU": _plain("LeakyRelu", ("alpha", "negval", 0.01)), "SpatialMaxPooling": _pool("MaxPool"),
     "SpatialAveragePooling": _pool("AveragePool"), "View": _flat, "Reshape": _flat, "SpatialZeroPadding": _margin, "SoftMax": _softmax,
-    "SpatialCrossMapLRN": _lrn, **dict.fromkeys(NOTHING, _nothing),
+    "SpatialCrossMapLRN": _lrn, "Dropout": _dropout, "SpatialDropout": _dropout, **dict.fromkeys(NOTHING, _nothing),
 }  # fmt: skip
 """By the class: how a module is said."""

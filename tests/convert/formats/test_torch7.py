@@ -14,7 +14,7 @@ from torch import nn
 
 from convert import execute, formats
 from convert.source import Source
-from weights.errors import ConvertError, LimitExceeded, MalformedFile
+from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
 from zoo.conversion.convert import convert
 
 
@@ -131,3 +131,58 @@ def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path) -> None:
     source: Any = formats.read(path)
     with pytest.raises(MalformedFile, match="needs 20 numbers of 16"):
         source.tensors["w"].array()
+
+
+def replicas(*networks: Nn) -> Nn:
+    return Nn("nn.DataParallelTable", {"modules": list(networks), "dimension": 1})
+
+
+def test_of_equal_replicas_the_first_is_read(tmp_path: Path) -> None:
+    images = draw(2, 3, 8, 8, seed=9)
+    alone = formats.read(saved(tmp_path / "a.t7", sequential(replicas(small_network()), Nn("nn.Identity"))))
+    twice = formats.read(saved(tmp_path / "b.t7", sequential(replicas(small_network(), small_network()), Nn("nn.Identity"))))
+    assert twice.notes == ["of the 2 equal replicas of the DataParallelTable 0 the first was taken"]
+    assert list(twice.tensors) == list(alone.tensors)
+    wanted = computed(formats.read(saved(tmp_path / "c.t7", small_network())), images)
+    assert np.array_equal(computed(alone, images), wanted)
+    assert np.array_equal(computed(twice, images), wanted)
+
+
+@pytest.mark.parametrize(
+    ("other", "where"),
+    [
+        (sequential(conv(3, 4, 3, 3), norm(4, "running_std")), r"1\.running_std"),
+        (sequential(conv(3, 4, 3, 3)), "the number of modules at the top"),
+        (sequential(conv(3, 4, 3, 3), Nn("nn.ReLU")), "the module 1"),
+        (sequential(conv(3, 4, 3, 3, dW=2), norm(4)), r"0\.dW"),
+        (sequential(conv(3, 4, 3, 3, groups=2), norm(4)), r"0\.groups"),
+    ],
+)
+def test_replicas_that_differ_are_refused_by_name(other: Nn, where: str, tmp_path: Path) -> None:
+    first = sequential(conv(3, 4, 3, 3), norm(4))
+    with pytest.raises(UnsupportedFormat, match=f"replicas 0 and 1 of the DataParallelTable at the top differ, in {where}"):
+        formats.read(saved(tmp_path / "a.t7", replicas(first, other)))
+
+
+@pytest.mark.parametrize(
+    ("module", "factor"),
+    [
+        (Nn("nn.Dropout", {"p": 0.25, "v2": True}), 1.0),
+        (Nn("nn.Dropout", {"p": 0.25, "v2": False}), 0.75),
+        (Nn("nn.Dropout", {"p": 0.25}), 0.75),  # from before there was a second version
+        (Nn("nn.SpatialDropout", {"p": 0.25}), 0.75),
+    ],
+)
+def test_a_dropout_of_the_first_version_scales_in_evaluation(module: Nn, factor: float, tmp_path: Path) -> None:
+    images = draw(2, 3, 5, 5, seed=9)
+    plain = computed(formats.read(saved(tmp_path / "a.t7", sequential(conv(3, 4, 3, 3)))), images)
+    dropped = computed(formats.read(saved(tmp_path / "b.t7", sequential(conv(3, 4, 3, 3), module))), images)
+    assert np.array_equal(dropped, np.float32(factor) * plain)
+
+
+@pytest.mark.parametrize("how", [{"v2": False}, {"p": 1.5}, {"p": 0.5, "v2": True, "stochasticInference": True}])
+def test_a_dropout_that_cant_be_said_leaves_the_tensors_alone(how: dict[str, Any], tmp_path: Path) -> None:
+    source = formats.read(saved(tmp_path / "a.t7", sequential(conv(3, 4, 3, 3), Nn("nn.Dropout", how))))
+    assert source.graph is None
+    assert list(source.tensors) == ["0.weight", "0.bias"]
+    assert any("what the network computes is not understood: the Dropout 1" in note for note in source.notes)
