@@ -9,6 +9,7 @@ from pathlib import Path
 
 from convert.source import Shape, Source, Stored
 from convert.steps import from_layout
+from weights.errors import MalformedFile
 
 LEAVES = {"W": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "avg_mean": "running_mean", "avg_var": "running_var"}
 """Chainer's words for PyTorch's leaves."""
@@ -40,18 +41,31 @@ def source(path: Path, format: str, tensors: Mapping[str, Stored], facts: Mappin
     """Give each tensor a module and PyTorch's leaf; of a trainer's snapshot, the model's alone."""
     snapshot = any(MODEL.match(name) for name in tensors)
     left = [name for name in tensors if snapshot and not MODEL.match(name)]
-    kept = {MODEL.sub("", name): stored for name, stored in tensors.items() if name not in left and not COUNTER.search(name)}
+    kept = _model({name: stored for name, stored in tensors.items() if name not in left and not COUNTER.search(name)})
     said = [*notes, *([f"left out {len(left)} arrays of the training's state"] if left else [])]
     heads = {name.split("/", 1)[0] for name in kept}
     if heads == {"predictor"}:  # what a Classifier calls the network that it trains
         kept = {name.removeprefix("predictor/"): stored for name, stored in kept.items()}
     found: dict[str, Stored] = {}
+    origins: dict[str, str] = {}
     for name, stored in kept.items():
         module, _, leaf = name.rpartition("/")
         key = f"{module.replace('/', '.')}.{LEAVES[leaf]}" if module and leaf in LEAVES else name.replace("/", ".")
         bias = kept.get(f"{module}/b")
-        found[key if key not in found else name] = _kernel(stored, bias) if leaf == "W" else stored
+        if key in found:
+            raise MalformedFile(f"the arrays {origins[key]!r:.100} and {name!r:.100} are both {key!r:.100}")
+        origins[key] = name
+        found[key] = _kernel(stored, bias) if leaf == "W" else stored
     return Source(path, format, "Chainer", found, facts=dict(facts), notes=said)
+
+
+def _model(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Take a trainer's prefix off; two models in one snapshot may have the same names."""
+    origins: dict[str, str] = {}
+    for name in tensors:
+        if (first := origins.setdefault(MODEL.sub("", name), name)) != name:
+            raise MalformedFile(f"the arrays {first!r:.100} and {name!r:.100} are both {MODEL.sub('', name)!r:.100}")
+    return {MODEL.sub("", name): stored for name, stored in tensors.items()}
 
 
 def _kernel(stored: Stored, bias: Stored | None) -> Stored:

@@ -12,7 +12,7 @@ from torch import nn
 
 from convert import formats, sandbox
 from convert.source import Source
-from weights.errors import UnsupportedFormat
+from weights.errors import MalformedFile, UnsupportedFormat
 from zoo.conversion.convert import convert
 
 NAMES = {
@@ -82,3 +82,13 @@ def test_a_network_of_ones_own_takes_its_weights(tmp_path: Path) -> None:
     assert made.certificate.evidence
     assert torch.is_tensor(made.network.state_dict()["0.weight"])
     assert np.array_equal(made.network.state_dict()["0.weight"].numpy(), small()["conv/W"])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("l/W", "l.weight"), ("l.weight", "l/W"), ("l/gamma", "l/W"), ("updater/model:main/l/W", "updater/model:other/l/W")],
+)
+def test_two_arrays_of_one_name_are_refused(first: str, second: str, tmp_path: Path) -> None:
+    path = written(tmp_path, "npz", {"bn/avg_mean": draw(4), first: draw(4, 4), second: draw(4, 4)})
+    with pytest.raises(MalformedFile, match=f"arrays '{first}' and '{second}' are both"):
+        formats.read(path, "chainer")
