@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,7 @@ def gather(network: nn.Module, calibration: Any, check: Any = None, labels: Any 
         calibration: a float tensor (N, C, H, W) or a list of float tensors (C, H, W) or (1, C, H, W), preprocessed; or pictures as
             `model.preprocess` takes them: a list of paths; or a folder or any other source that `zoo embed` reads.
         check: images to compare on, in the same forms; None takes half of `calibration`, by a fixed draw, or all but the first 300 drawn.
+            Of copies one is kept, and a warning says how many were left out.
         labels: indices of the right classes, one for each image of `check`, or of `calibration` where that is divided.
         size: (C, H, W) that the network will be given; None takes the images'.
 
@@ -78,6 +80,12 @@ def gather(network: nn.Module, calibration: Any, check: Any = None, labels: Any 
     for what, given in (("calibration", pixels), ("check", compared)):
         _enough(given, FEWEST, what)
         _differ(given, what)
+    first = sorted({digest_of(image): index for index, image in reversed([*enumerate(compared)])}.values())
+    if len(first) < len(compared):
+        warnings.warn(
+            f"{len(compared) - len(first)} of the {len(compared)} check images are copies of others: each counts once", stacklevel=2
+        )
+        compared, known = compared[first], None if known is None else known[first]
     noise = min(_smooth(pixels), _smooth(compared)) < NOISE
     reason = "neighbouring pixels of the images are unrelated: they look like noise, not like photographs" if noise else ""
     return _images(pixels, compared, known, reason)

@@ -69,6 +69,16 @@ def test_images_to_compare_on_may_be_given(plain: nn.Module) -> None:
     assert len(found.check) == 40
 
 
+def test_copies_to_compare_on_count_once(plain: nn.Module) -> None:
+    distinct = smooth(32, seed=1)
+    check = torch.cat([distinct[:1], distinct[:1], distinct[1:], distinct[:1].repeat(968, 1, 1, 1)])
+    with pytest.warns(UserWarning, match="969 of the 1001 check images are copies of others: each counts once"):
+        found = gather(plain, smooth(32), check, labels=torch.arange(1001))
+    assert torch.equal(found.check, distinct)
+    assert found.labels is not None
+    assert found.labels.tolist() == [0, *range(2, 33)], "labels stay with their images"
+
+
 def test_other_images_have_another_digest(plain: nn.Module) -> None:
     one, two = gather(plain, smooth(64)), gather(plain, smooth(64, seed=1))
     assert one.digest != two.digest
