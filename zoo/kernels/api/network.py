@@ -22,6 +22,7 @@ from zoo.kernels.errors import Untraceable, first_line
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
     from zoo.kernels.quantizing.certificate import Certificate
+    from zoo.kernels.quantizing.narrow import Narrow
     from zoo.kernels.quantizing.quantized import Quantized
     from zoo.kernels.reports.built_plan import Built
     from zoo.kernels.reports.report import Report
@@ -85,6 +86,10 @@ class Fast(nn.Module):
         """The network in int8, for calls of one image size, with its certificate; `dtype` is that of all other calls."""
         self.proofs: list[Certificate] = [] if quantized is None else [quantized.certificate]
         """Certificates of precisions that were compared on a caller's images."""
+        self._narrow: Narrow | None = None
+        """What was certified in bfloat16, where that was chosen because it is proven."""
+        self._proven_of = "" if quantized is None else quantized.state
+        """Digest of the weights that the proofs are of."""
         self.told: list[str] = []
         """What `why` says beside plans: which precision was taken, and what others would give."""
         self.device, self.dtype, self.tf32, self.progress = device, dtype, tf32, progress
@@ -275,12 +280,17 @@ class Fast(nn.Module):
             from zoo.kernels.tuning.binding import Weights
             from zoo.kernels.tuning.choices import Choices
 
+            self._keep_proofs(answering=True)
             if self.device.type == "cuda":
                 from zoo.kernels.plans.build import build_gpu as build
             elif self.quantized is not None:
                 from zoo.kernels.quantizing.plan import build_int8
 
                 build = partial(build_int8, self.quantized)
+            elif self._narrow is not None:
+                from zoo.kernels.quantizing.narrow import build_narrow
+
+                build = partial(build_narrow, self._narrow)
             else:  # without Triton, which exists on Linux only
                 from zoo.kernels.engines.build import build_cpu as build
             self._weights = Weights() if self._weights is None else self._weights
@@ -443,9 +453,37 @@ class Fast(nn.Module):
     def _renew(self) -> None:
         """Make plans anew at the next call; what was quantised, and proven, was of other weights."""
         self._stale = True
-        if self.quantized is not None:
-            self.quantized, self.proofs = None, []
-            self.told = ["other weights were loaded: computed in float32, until fast(plain(model), dtype='int8', calibration=...) again"]
+        if self.quantized is not None or self.proofs:
+            self._disown("other weights were loaded")
+
+    def _disown(self, reason: str) -> None:
+        """Go back to float32, for what was quantised, and proven, was of another network."""
+        wanted = "int8" if self.quantized is not None else "auto"
+        if self._narrow is not None:
+            self.dtype = torch.float32
+        self.quantized, self._narrow, self.proofs = None, None, []
+        self.told = [f"{reason}: computed in float32, until fast(plain(model), dtype={wanted!r}, calibration=...) again"]
+
+    def _keep_proofs(self, *, answering: bool = False) -> None:
+        """Drop proofs, and what is narrow by them, where the network is no longer the one that they are of.
+
+        Args:
+            answering: compares its answers to the kept images too, which a setting may have changed.
+        """
+        if self.quantized is None and not self.proofs:
+            return
+        from zoo.kernels.quantizing.quantized import state_of
+
+        kept = self.quantized or self._narrow
+        if state_of(self.core) != self._proven_of:
+            self._disown("the weights were changed since they were compared")
+        elif answering and kept is not None and not kept.made_of(self.core):
+            self._disown("the network answers otherwise than when it was compared")
+        else:
+            return
+        self._plans.clear()
+        self._weights = self._plain_copy = None
+        self._plain_dtype = self.dtype
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """Take part in a parent's `load_state_dict`."""
@@ -470,9 +508,12 @@ class Fast(nn.Module):
         self.__dict__.update(state)
         self.__dict__.setdefault("quantized", None)  # of a pickle from before there was any
         self.__dict__.setdefault("proofs", [])
+        self.__dict__.setdefault("_narrow", None)
+        self.__dict__.setdefault("_proven_of", "")
         self.__dict__.setdefault("told", [])
         self._adopt(state["_network"])
         self._fresh()
+        self._keep_proofs()
         if self.quantized is not None:  # another processor than the one that it was certified on, perhaps
             self.quantized = self.quantized.checked()
             self.proofs = [self.quantized.certificate]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,12 +20,15 @@ from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.quantizing import by_nncf, by_onnxruntime
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare, is_logits
 from zoo.kernels.quantizing.images import Images, gather, made_up
+from zoo.kernels.quantizing.narrow import ENGINE, Narrow
 from zoo.kernels.quantizing.quantize import NotCertified, classifies, quantized
-from zoo.kernels.quantizing.quantized import instructions, version_of
+from zoo.kernels.quantizing.quantized import WITNESSES, instructions, state_of, version_of
 from zoo.kernels.quantizing.tolerance import Tolerance, tolerance_of
 from zoo.kernels.reports.progress_bar import bar
 
 CPU = torch.device("cpu")
+PACKAGES = {"openvino": "openvino", "onnxruntime": "onnxruntime"}
+"""Engines that are packages of their own; all others are PyTorch's."""
 ROUNDS = 5
 """Turns of each precision, one after the other."""
 
@@ -129,9 +133,12 @@ def _auto(
     proofs, told = [], []
     reference = Reference.measure(single, images.check, images.labels, classifies(network))
     if _has_bfloat16():
-        half = _ready(Fast(model, CPU, torch.bfloat16, wanted.tune, False, wanted.progress), example)
-        proofs.append(_bfloat16(half, reference, images, tolerance))
-        found["bfloat16"] = half
+        try:
+            half, certificate = _certified(model, network, reference, images, tolerance, example, wanted)
+            proofs.append(certificate)
+            found["bfloat16"] = half
+        except ValueError as error:
+            told.append(f"bfloat16: {error}")
     with bar("quantising", wanted.progress) as progress:
         try:
             made = quantized(network, images, tolerance, classifies(network), _saying(progress))
@@ -145,7 +152,7 @@ def _auto(
     allowed = {"float32", *(proof.precision for proof in proofs if proof.proven)}
     best = min((name for name in seconds if name in allowed), key=seconds.__getitem__)
     chosen = found[best]
-    chosen.proofs = proofs
+    chosen.proofs, chosen._proven_of = proofs, state_of(network)
     chosen.told = [f'{best}: the fastest whose certificate holds, by dtype="auto"', *table(seconds, proofs), *told]
     if best != "int8":  # whose plan shows its certificate
         chosen.told += [line for proof in proofs if proof.precision == best for line in proof.lines()]
@@ -159,9 +166,32 @@ def _has_bfloat16() -> bool:
         return False
 
 
+def _certified(
+    model: nn.Module, network: nn.Module, reference: Reference, images: Images, tolerance: Tolerance, example: Tensor, wanted: Wanted
+) -> tuple[Fast, Certificate]:
+    """Return a network in bfloat16 by the engine that computes in it, and what was compared of its plan for one image.
+
+    Raises:
+        ValueError: that engine can't compute this network.
+    """
+    some = slice(WITNESSES)
+    right = tuple(one[some].clone() for one in reference.outputs)
+    kept = Narrow(tuple(images.check.shape[1:]), images.check[some].clone(), right, math.inf, tolerance.error, state_of(network))
+    half = Fast(model, CPU, torch.bfloat16, wanted.tune, False, wanted.progress)
+    half._narrow = kept
+    half = _ready(half, images.check[:1])
+    row = half.report().rows[0]
+    if row.op != ENGINE:
+        raise ValueError(f"{ENGINE}, which computes in it, can't run this network ({row.note or row.op})")
+    certificate = _bfloat16(half, reference, images, tolerance)
+    half._narrow = replace(kept, error=kept.off(half, 1))
+    return _ready(half, example), certificate
+
+
 def _bfloat16(half: Fast, reference: Reference, images: Images, tolerance: Tolerance) -> Certificate:
     found = answers(half, images.check)
-    by = f"{half.report().rows[0].op}, OpenVINO {version_of('openvino')}"
+    engine = half.report().rows[0].op.partition("/")[0]
+    by = f"{engine} {version_of(PACKAGES.get(engine, 'torch'))}"
     cpu = ", ".join(instructions())
     return compare(reference, found, "bfloat16", by, tolerance, calibrated=0, digest=images.check_digest, unproven=images.made_up, cpu=cpu)
 

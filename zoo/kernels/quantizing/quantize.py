@@ -12,14 +12,16 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from zoo.kernels.comparing.copies import on_device
+from zoo.kernels.comparing.copies import in_own_dtype, on_device
 from zoo.kernels.engines import openvino
 from zoo.kernels.engines.export import Form
 from zoo.kernels.errors import first_line
+from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.trace import trace
 from zoo.kernels.quantizing import by_nncf, by_onnxruntime
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare
-from zoo.kernels.quantizing.images import Images
-from zoo.kernels.quantizing.quantized import WITNESSES, Quantized, instructions, machine, version_of
+from zoo.kernels.quantizing.images import Images, digest_of
+from zoo.kernels.quantizing.quantized import WITNESSES, Quantized, instructions, machine, state_of, version_of
 from zoo.kernels.quantizing.tolerance import Tolerance
 from zoo.kernels.tuning.choices import folder
 
@@ -29,7 +31,7 @@ RANKED = 12
 """Calibration images that layers are ranked on."""
 KEPT_FILES = 32
 """Quantised networks in the cache; the one that was not used for longest goes first."""
-FORMAT = 2
+FORMAT = 3
 
 Say = Callable[[str], None]
 
@@ -63,7 +65,7 @@ def quantized(network: nn.Module, images: Images, tolerance: Tolerance, classifi
         ValueError: nothing that quantises is installed, or it fails on this network.
     """
     key = digest(network, images, tolerance, classifies)
-    if (known := _cached(key)) is not None:
+    if (known := _cached(key)) is not None and known.made_of(network):
         return known
     single = on_device(network, torch.device("cpu"), torch.float32)
     with torch.no_grad():
@@ -75,7 +77,7 @@ def quantized(network: nn.Module, images: Images, tolerance: Tolerance, classifi
     for found in _candidates(single, images, form, reference, tolerance, say, failed):
         certificate = replace(found.certificate, tried=len(refused) + 1)
         if certificate.holds():
-            made = replace(found, certificate=certificate, digest=key)
+            made = replace(found, certificate=certificate, digest=key, state=state_of(network))
             _keep(made)
             return made
         refused.append(certificate)
@@ -91,14 +93,33 @@ def quantized(network: nn.Module, images: Images, tolerance: Tolerance, classifi
 
 
 def digest(network: nn.Module, images: Images, tolerance: Tolerance, classifies: bool) -> str:
-    """Name what a quantised network follows from: weights, layers, images, tolerance, versions, processor."""
+    """Name what a quantised network follows from: weights, operators, images, tolerance, versions, processor."""
     made = blake3(f"{FORMAT} {type(network).__qualname__} {network} {images.digest} {tolerance} {classifies}\n".encode())
     versions = [f"{name} {version_of(name)}" for name in ("torch", "openvino", "nncf", "onnxruntime")]
     made.update(f"{machine('openvino')} {versions}\n".encode())
-    for name, value in (*network.named_parameters(), *network.named_buffers()):
-        made.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        made.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    made.update(f"{state_of(network)} {_computes(network, images.check[:1])}\n".encode())
     return made.hexdigest()[:32]
+
+
+def _computes(network: nn.Module, image: Tensor) -> str:
+    """Name the operators that a network runs, with their numbers; of one that can't be traced the settings of its layers."""
+    try:
+        graph = trace(network, *in_own_dtype(network, ((image,), {})))
+    except Exception as error:  # which is said where it is planned
+        settings = [
+            (name, sorted((key, value) for key, value in vars(module).items() if isinstance(value, bool | int | float | str)))
+            for name, module in network.named_modules()
+        ]
+        return f"{first_line(error)} {settings}"
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    said = [repr((node.said(), [numbers[source] for source in node.inputs], _value(node))) for node in graph.nodes]
+    return "\n".join([*said, repr([numbers.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in graph.outputs])])
+
+
+def _value(node: Node) -> str:
+    """Name a constant and its values, for it may be no parameter."""
+    held = node.attrs.get("tensor")
+    return f"{node.attrs.get('name')} {digest_of(held.detach().cpu())}" if isinstance(held, Tensor) and held.numel() else ""
 
 
 def _candidates(

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from blake3 import blake3
+from torch import Tensor, nn
 
+from zoo.kernels.comparing.copies import on_device
 from zoo.kernels.engines.export import Form
 from zoo.kernels.errors import first_line
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare
@@ -28,7 +30,9 @@ SAME_ANSWERS = 0.25
 """Share of the certificate's own error by which answers of another machine may differ from those that were certified."""
 LEAST = 5e-3
 """Relative difference that is always allowed there: one value rounded to the next of 256 steps."""
-FORMAT = 1
+SAME_FLOAT = 1e-3
+"""Relative difference up to which two machines' answers in float32 are of one network."""
+FORMAT = 2
 NARROW = {"bfloat16": ("avx512_bf16", "amx_bf16", "bf16"), "int8": ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp")}
 """Types, and the instructions that compute in them."""
 
@@ -66,6 +70,12 @@ class Quantized:
     digest: str
     broken: str = ""
     """Why it must not answer on this machine."""
+    state: str = ""
+    """Digest of the weights that it was made of, see `state_of`."""
+
+    def made_of(self, network: nn.Module) -> bool:
+        """Tell whether a network has the weights that this was made of, and still answers the kept images as it did then in float32."""
+        return state_of(network) == self.state and answers_alike(network, self.witness, self.right)
 
     def build(self, form: Form, batch: int = 1, *, whole: bool = False) -> Callable[..., Any]:
         """Compile it for this machine.
@@ -132,7 +142,8 @@ class Quantized:
         for name, held in (("right", self.right), ("certified", self.certified)):
             tensors |= {f"{name}.{index}": tensor.clone().contiguous() for index, tensor in enumerate(held)}
         facts = {"format": FORMAT, "engine": self.engine, "shape": self.shape, "outputs": self.outputs, "rest": self.rest}
-        facts |= {"machine": self.machine, "digest": self.digest, "certificate": self.certificate.facts()}
+        facts |= {"machine": self.machine, "digest": self.digest, "state": self.state}
+        facts |= {"certificate": self.certificate.facts()}
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
         os.close(handle)
@@ -173,6 +184,7 @@ class Quantized:
                 right,
                 certified,
                 facts["digest"],
+                state=facts["state"],
             )
         except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path.name} is no quantised network, or it is damaged: {first_line(error)}") from error
@@ -190,6 +202,29 @@ class _OneByOne:
     def flat(self, images: Tensor) -> list[Tensor]:
         """Return the tensors of the output."""
         return [torch.cat(column) for column in zip(*(self.one.flat(image[None]) for image in images), strict=True)]
+
+
+def state_of(network: nn.Module) -> str:
+    """Return the BLAKE3 of a network's parameters and buffers, with their names, types and shapes."""
+    made = blake3()
+    for name, value in (*network.named_parameters(), *network.named_buffers()):
+        made.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        made.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return made.hexdigest()
+
+
+def answers_alike(network: nn.Module, images: Tensor, right: Sequence[Tensor]) -> bool:
+    """Tell whether a network's answers to images, in float32, are those that were kept."""
+    try:
+        found = answers(on_device(network, torch.device("cpu"), torch.float32), images, len(images))
+    except Exception:  # a network that was edited fails in any way whatever
+        return False
+    if [one.shape for one in found] != [one.shape for one in right]:
+        return False
+    return all(
+        compare(Reference([b], False), [a], "", "", Tolerance(), calibrated=0, digest="").error <= SAME_FLOAT
+        for a, b in zip(found, right, strict=True)
+    )
 
 
 def machine(engine: str) -> str:
