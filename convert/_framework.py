@@ -7,7 +7,6 @@ Keras, which has layers that load other files.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import logging
 import re
 import warnings

@@ -105,7 +105,8 @@ def _computed(model: Any, onnx: Any) -> Any:
             model.graph.initializer.append(onnx.numpy_helper.from_array(found, node.output[0]))
         if len(left) == len(model.graph.node):
             return model
-        kept: list[Any] = [type(node).FromString(node.SerializeToString()) for node in left]
+        kind: Any = onnx.NodeProto
+        kept: list[Any] = [kind.FromString(node.SerializeToString()) for node in left]
         del model.graph.node[:]
         model.graph.node.extend(kept)
 
@@ -165,16 +166,17 @@ class _Writer:
         graph.inputs, graph.outputs = [self.places[given]], outputs
         model: Any = tables.ModelT()
         model.version, model.description, model.subgraphs = 3, "kernelzoo", [graph]
-        model.operatorCodes, model.metadata = [], []
+        codes: list[Any] = []
+        notes: list[Any] = []
         for name in self.codes:
             code, number = tables.OperatorCodeT(), getattr(tables.BuiltinOperator, name)
             code.builtinCode, code.deprecatedBuiltinCode, code.version = number, min(number, 127), VERSIONS.get(name, 1)
-            model.operatorCodes.append(code)
+            codes.append(code)
         for key in sorted(metadata):
             note = tables.MetadataT()
             note.name, note.buffer = key, self._buffer(np.frombuffer(metadata[key].encode(), np.uint8))
-            model.metadata.append(note)
-        model.buffers = self.buffers
+            notes.append(note)
+        model.operatorCodes, model.metadata, model.buffers = codes, notes, self.buffers
         builder = flatbuffers.Builder(self.size_bytes + 2**20)
         builder.Finish(model.Pack(builder), b"TFL3")
         return bytes(builder.Output())
@@ -354,7 +356,8 @@ def _conv(out: _Writer, node: _Node) -> None:
     weight, bias = node.constant(1), node.constant(2)
     if weight is None or weight.ndim != 4:
         node.refuse("has a kernel that is computed, or not two sides")
-    groups, kernel = node.how.get("group", 1), weight.shape[2:]
+    kernel: tuple[int, ...] = tuple(weight.shape)[2:]
+    groups = node.how.get("group", 1)
     stride, dilation = node.how.get("strides", [1, 1]), node.how.get("dilations", [1, 1])
     if node.norm is not None:
         weight, bias = _folded(out, node, weight, bias)
@@ -363,7 +366,7 @@ def _conv(out: _Writer, node: _Node) -> None:
     padding, margin = node.margins(kernel, stride, dilation)
     x = out.padded(out.value(node.inputs[0]), margin)
     how = {"padding": padding, "strideH": stride[0], "strideW": stride[1], "dilationHFactor": dilation[0], "dilationWFactor": dilation[1]}
-    if groups > 1 and groups == node.given[1] and weight.shape[1] == 1:
+    if groups > 1 and groups == node.given[1] and weight.size == len(weight) * kernel[0] * kernel[1]:
         held = out.held(weight.transpose(1, 2, 3, 0), f"{module}/weights")
         op, kind = "DEPTHWISE_CONV_2D", "DepthwiseConv2DOptions"
         how["depthMultiplier"] = len(weight) // groups
@@ -515,7 +518,13 @@ def _pool(out: _Writer, node: _Node) -> None:
         place = out.padded(place, margin)
     else:
         place = out.padded(place, margin, LOWEST)
-    how = {"padding": padding, "strideH": stride[0], "strideW": stride[1], "filterHeight": kernel[0], "filterWidth": kernel[1]}
+    how: dict[str, Any] = {
+        "padding": padding,
+        "strideH": stride[0],
+        "strideW": stride[1],
+        "filterHeight": kernel[0],
+        "filterWidth": kernel[1],
+    }
     place = out.add("AVERAGE_POOL_2D" if average else "MAX_POOL_2D", [place], node.lies, kind="Pool2DOptions", **how)
     if factor is not None and (factor != 1).any():
         place = out.add("MUL", [place, out.held(factor[None, :, :, None])], node.lies, kind="MulOptions")
@@ -545,7 +554,7 @@ def _windows(node: _Node, kernel: Sequence[int], stride: Sequence[int], top: int
     pads = node.how.get("pads") or (0, 0, 0, 0)
     sides: list[np.ndarray] = []
     for axis, before in enumerate((top, left)):
-        starts = np.arange(node.shape[2 + axis]) * stride[axis] - before
+        starts = np.asarray([place * stride[axis] - before for place in range(int(node.shape[2 + axis]))], np.int64)
         low, high = (-pads[axis], node.given[2 + axis] + pads[axis + 2]) if counting else (0, node.given[2 + axis])
         sides.append(np.minimum(starts + kernel[axis], high) - np.maximum(starts, low))
     return sides[0][:, None] * sides[1][None, :]
@@ -613,7 +622,8 @@ def _slice(out: _Writer, node: _Node) -> None:
     rank = len(node.shape)
     if first is None or last is None:
         node.refuse("has bounds that are computed")
-    begin, end, step = [0] * rank, list(node.given), [1] * rank
+    begin: list[int]
+    begin, end, step = [0] * rank, [int(n) for n in node.given], [1] * rank
     for number, axis in enumerate(range(len(first)) if axes is None else axes):
         size, by = node.given[axis], 1 if steps is None else int(steps[number])
         low, high = (min(max(int(n) + (size if n < 0 else 0), 0), size) for n in (first[number], last[number]))
