@@ -366,7 +366,7 @@ def _conv(out: _Writer, node: _Node) -> None:
     padding, margin = node.margins(kernel, stride, dilation)
     x = out.padded(out.value(node.inputs[0]), margin)
     how = {"padding": padding, "strideH": stride[0], "strideW": stride[1], "dilationHFactor": dilation[0], "dilationWFactor": dilation[1]}
-    if groups > 1 and groups == node.given[1] and weight.size == len(weight) * kernel[0] * kernel[1]:
+    if groups > 1 and tuple(node.given[1:2]) == (groups,) and weight.size == len(weight) * kernel[0] * kernel[1]:
         held = out.held(weight.transpose(1, 2, 3, 0), f"{module}/weights")
         op, kind = "DEPTHWISE_CONV_2D", "DepthwiseConv2DOptions"
         how["depthMultiplier"] = len(weight) // groups
