@@ -205,7 +205,7 @@ def test_blocks_say_what_they_are() -> None:
     known = {"python", "console", "text", "toml", "diff", "json", "julia"}
     every = [block for page in [*PAGES, *NOTES] for block in documents.blocks(page)]
     assert [str(block) for block in every if block.language not in known] == []
-    assert {word for block in every for word in block.words} <= {GPU}
+    assert {word for block in every for word in block.words} <= {GPU, REAL}
     assert sum(block.language == "python" for block in every) > 15
 
 
