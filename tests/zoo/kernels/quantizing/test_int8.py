@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import io
+import logging
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -292,3 +293,14 @@ def test_what_makes_no_sense_is_refused(network: nn.Module, case: str) -> None:
     given, said = WRONG[case]
     with pytest.raises(ValueError, match=said), warnings.catch_warnings():
         fast(network, "cpu", progress=False, **given)
+
+
+def test_nncf_leaves_everybodys_logging_alone() -> None:
+    heard = logging.NullHandler(logging.DEBUG)
+    logging.root.addHandler(heard)
+    try:
+        by_nncf.imported()
+        assert heard.level == logging.DEBUG
+    finally:
+        logging.root.removeHandler(heard)
+    assert logging.root.manager.disable == logging.NOTSET
