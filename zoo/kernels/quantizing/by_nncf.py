@@ -107,10 +107,14 @@ class Float:
 
 
 def imported() -> Any:
-    """Import NNCF without OpenVINO's telemetry, and without its messages."""
-    with quiet(), openvino.silent_telemetry():
-        import nncf
-    logging.getLogger("nncf").setLevel(logging.ERROR)  # its own way to say so made other handlers deaf
+    """Import NNCF without OpenVINO's telemetry, without its messages, and without its class for loggers that are made later."""
+    loggers = logging.getLoggerClass()
+    try:
+        with quiet(), openvino.silent_telemetry():
+            import nncf
+    finally:
+        logging.setLoggerClass(loggers)
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # nncf.set_log_level would also set handlers that others have put there
     return nncf
 
 

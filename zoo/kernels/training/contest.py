@@ -43,7 +43,6 @@ class Won:
     way: str = "chains"
     errors: dict[str, Parity] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    chains_us: float | None = None
     us: float | None = None
 
 
@@ -85,12 +84,12 @@ class Contest:
         served = Won(replay_of(self.recording, steps, counted, recompute, beside))
         if any(call.func is shared.shared_batch_norm for call in self.recording.calls):
             return served  # a process whose compiler takes longer would keep the others waiting
-        known = self._known()
+        known, chains_us = self._known(), None
         if known == "chains":
             return served
         with casts_of(self.recording.device), shared.alone(), torch.enable_grad():
             if not known:
-                served.us = served.chains_us = self.clock(self._step(served.replay))
+                chains_us = served.us = self.clock(self._step(served.replay))
                 operators = self.clock(self._plain_step())
                 if operators >= SURE * served.us:
                     self._keep(served, operators)
@@ -98,7 +97,7 @@ class Contest:
             for way, replay in self._ways(without, counted, recompute, beside, [known] if known else list(WAYS[1:])):
                 served = self._better(way, replay, served)
         if not known:
-            self._keep(served, served.chains_us)
+            self._keep(served, chains_us)
         return served
 
     def _known(self) -> str:
@@ -127,7 +126,7 @@ class Contest:
             return served
         beaten = f" instead of {served.us / 1000:.2f}" if served.us is not None else ""
         note = f"{_SAID[way]}: {us / 1000:.2f} ms there and back{beaten}"
-        return Won(replay, way, errors, [*served.notes, note], served.chains_us, us)
+        return Won(replay, way, errors, [*served.notes, note], us)
 
     def _ways(
         self, without: Without, counted: dict[int, list[int]], recompute: bool | None, beside: bool, asked: Sequence[str]
