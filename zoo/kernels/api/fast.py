@@ -28,6 +28,7 @@ def fast(
     tune: Tune = "quick",
     example: Any = None,
     tf32: bool = False,
+    static: bool = False,
     progress: bool = True,
     calibration: Any = None,
     check: Any = None,
@@ -61,6 +62,7 @@ def fast(
     tune: Tune = "quick",
     example: Any = None,
     tf32: bool = False,
+    static: bool = False,
     progress: bool = True,
     recompute: bool | None = None,
     calibration: Any = None,
@@ -84,9 +86,14 @@ def fast(
             after training, and "auto", the fastest of float32, bfloat16 and int8 whose certificate keeps `tolerance`.
         train: whether it shall learn; see `zoo.kernels.training`.
         tune: "quick" tries a few launch configurations for each layer that was not timed before on this device, below a minute a
-            network and shape; "full" tries all; "none" takes what was found before, and guesses for the rest.
+            network and shape; "full" tries all; "none" takes what was found before, and guesses for the rest. "background" is "quick" in
+            a thread of its own: the network itself answers until a plan is made and compared, and the next call takes a second or two
+            to put it in. PyTorch's compiler does not compete then, and `why` says how far it is. Calls are slower meanwhile, for both
+            share a processor and a GPU, and PyTorch's flags for cuDNN and TF32 are that thread's: set your own before.
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
+        static: on a GPU, answers are handed out where they are computed, and not copied: the next call overwrites them. Copy what you
+            keep. Only one thread may call then. On a CPU it changes nothing.
         progress: shows a bar while tuning, when stderr is a terminal.
         recompute: with `train`, whether a step keeps what BatchNorms read and makes their outputs again on the way back, and what 1x1
             convolutions widen, in less room and a tenth more time; None does the first where that frees a quarter of the maps, as in
@@ -126,8 +133,8 @@ def fast(
     if any(_is_fast(part) for part in asked.core(model).modules()):
         raise ValueError(f"a part of {type(model).__name__} is fast already; build the whole of plain(part) and call fast() on it")
     if tune not in get_args(Tune):
-        raise ValueError(f'tune is "none", "quick" or "full", got {tune!r}')
-    for name, value in (("train", train), ("tf32", tf32)):
+        raise ValueError(f'tune is "none", "quick", "full" or "background", got {tune!r}')
+    for name, value in (("train", train), ("tf32", tf32), ("static", static)):
         if not isinstance(value, bool):
             raise ValueError(f"{name} is True or False, got {value!r}")
     if recompute is not None and not isinstance(recompute, bool):
@@ -136,7 +143,12 @@ def fast(
         raise ValueError(
             "tf32 goes without train=True: what trains heeds torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32"
         )
+    if train and static:
+        raise ValueError("static goes without train=True: autograd keeps what a call answers")
     narrow = asked.narrow_of(dtype)
+    if tune == "background" and (train or narrow is not None):
+        with_it = "train=True" if train else f"dtype={narrow!r}"
+        raise ValueError(f'tune="background" goes without {with_it}, which has to be compared before the first call; take tune="quick"')
     given = {"calibration": calibration, "check": check, "labels": labels, "tolerance": tolerance}
     if narrow is None and (extra := [name for name, value in given.items() if value is not None]):
         raise ValueError(f'{extra[0]} goes with dtype="int8" or dtype="auto", got dtype={dtype!r}')
@@ -162,7 +174,7 @@ def fast(
         return proven(model, where, Wanted(narrow, calibration, check, labels, tolerance, example, tune, progress))
     kind = asked.dtype_of(cast("torch.dtype | None", dtype), where)
     asked.check(asked.core(model))
-    made = Fast(model, where, kind, tune, tf32, progress)
+    made = Fast(model, where, kind, tune, tf32, progress, static=static)
     if _detects(made.core):
         made.prepare_part("backbone", f"boxes depend on values: only the backbone of {type(model).__name__} runs fast")
         return made

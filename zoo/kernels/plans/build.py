@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -53,6 +53,30 @@ def build_gpu(
     Raises:
         Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
     """
+    return begin_gpu(network, args, kwargs, options, weights, choices, contest=True)()
+
+
+def begin_gpu(
+    network: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    weights: Weights,
+    choices: Choices,
+    *,
+    contest: bool = False,
+) -> Callable[[], Built]:
+    """Choose the kernels of a plan and compare it, and return what captures it, which takes a second or two.
+
+    What captures drops workspaces that other threads may be using, so it has to run in the thread that calls the network.
+
+    Args: as of `build_gpu`, and
+
+        contest: let PyTorch's compiler compete for the whole network.
+
+    Raises:
+        Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
+    """
     typed = in_own_dtype(network, (args, kwargs))
     tensors = tensors_of(typed)
     if not tensors:
@@ -66,7 +90,8 @@ def build_gpu(
         elsewhere() as do,
     ):
         if any(leaf.numel() == 0 for leaf in tensors):  # of which no pass makes anything
-            return empty(trace(network, typed[0], typed[1], options.device), options, network)
+            blank = empty(trace(network, typed[0], typed[1], options.device), options, network)
+            return lambda: blank
         with phase("tracing"):
             graph, places = understand(network, typed[0], typed[1], options.device, islands=True)
         setting = Setting(options.device, options.dtype, options.tf32)
@@ -81,14 +106,16 @@ def build_gpu(
         spec = graph.spec
         dtypes: list[torch.dtype | None] = [leaf.dtype if isinstance(leaf, Node) else None for leaf in graph.outputs]
         whole = Whole(network, typed, dtypes, batches, reference, options, choices, key(graph, setting))
-        with phase("PyTorch's compiler"):
-            known = remembered(whole)
-        if known is not None:
-            known[1].shapes = [tuple(t.shape) for t in tensors]
-            give_back(options.device)
-            return Built(known[0], spec, known[1])
+        if contest:
+            with phase("PyTorch's compiler"):
+                known = remembered(whole)
+            if known is not None:
+                known[1].shapes = [tuple(t.shape) for t in tensors]
+                give_back(options.device)
+                served = Built(known[0], spec, known[1])
+                return lambda: served
 
-        def planned(graph: Graph, places: dict[Node, Place], weights: Weights) -> tuple[Plan, PlanReport]:
+        def planned(graph: Graph, places: dict[Node, Place], weights: Weights) -> Callable[[], tuple[Plan, PlanReport]]:
             return _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
 
         def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
@@ -96,34 +123,43 @@ def build_gpu(
 
         if options.dtype == torch.float32:
             try:
-                plan, report = planned(graph, places, weights)
+                capture = planned(graph, places, weights)
             except Unlike:  # by chance the compiler's order of summation may be the worse one
                 graph, places = again(islands=False)
-                plan, report = planned(graph, places, weights)
+                capture = planned(graph, places, weights)
         else:
             with phase("rounding weights"):
                 means: Means = do(lambda: _means(network, graph, places, batches, setting)) if weights.means is None else weights.means
                 weights.means = means
                 balance(graph, means, setting, weights.rounded)
             try:
-                plan, report = planned(graph, places, weights)
+                capture = planned(graph, places, weights)
             except Unlike as first:  # by chance plain rounding may be the better one for this network
                 graph, places = again(islands=False)
                 balance(graph, {}, setting)
                 try:
-                    plan, report = planned(graph, places, Weights())
+                    capture = planned(graph, places, Weights())
                 except Unlike:
                     raise first from None
-        report.shapes = [tuple(t.shape) for t in tensors]
-        with phase("PyTorch's compiler"):
-            rival = contested(plan, report, whole)
-        if rival is None:
-            plan.release()
-        else:
-            plan.close()
-            weights.clear()
-        give_back(options.device)
-        return Built(plan if rival is None else rival, spec, report)
+
+    def finish() -> Built:
+        with _alone(), torch.cuda.device(options.device), _as_untraceable(network):
+            with phase("capturing"):
+                plan, report = capture()
+            report.shapes = [tuple(t.shape) for t in tensors]
+            rival = None
+            if contest:
+                with phase("PyTorch's compiler"):
+                    rival = contested(plan, report, whole)
+            if rival is None:
+                plan.release()
+            else:
+                plan.close()
+                weights.clear()
+            give_back(options.device)
+            return Built(plan if rival is None else rival, spec, report)
+
+    return finish
 
 
 def _planned(
@@ -136,8 +172,8 @@ def _planned(
     compilers: Compilers,
     batches: list[Any],
     reference: Reference,
-) -> tuple[Plan, PlanReport]:
-    """Choose the kernels of a graph, compare it with the network, and capture it."""
+) -> Callable[[], tuple[Plan, PlanReport]]:
+    """Choose the kernels of a graph, compare it with the network, and return what captures it."""
     with bar("choosing kernels", options.progress) as progress:
         decision = choose(graph, places, setting, options.tune, choices, compilers, progress)
         if options.tune != "none" or not weights.planned:  # of later shapes, guesses share most kernels with the first's
@@ -147,9 +183,13 @@ def _planned(
     weights.planned = True
     with phase("checking"):
         plan, parity, notes = checked(graph, places, decision, setting, weights, choices, batches, reference)
-    with phase("capturing"):
-        plan, parity = captured(plan, parity, decision, weights, batches, reference)
-    return plan, PlanReport([], rows(graph, decision, setting, notes), parity, [*untimed(graph), *([plan.note] if plan.note else [])])
+
+    def capture() -> tuple[Plan, PlanReport]:
+        served, found = captured(plan, parity, decision, weights, batches, reference)
+        said = [*untimed(graph), *([served.note] if served.note else [])]
+        return served, PlanReport([], rows(graph, decision, setting, notes), found, said)
+
+    return capture
 
 
 @contextmanager
