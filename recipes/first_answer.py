@@ -79,7 +79,9 @@ def started(way: str, name: str, batch: int, caches: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", way, f"{name}@{batch}"]
     done = subprocess.run(command, capture_output=True, text=True, env=env | {"PYTHONPATH": f"{ROOT}:{env.get('PYTHONPATH', '')}"})
     if done.returncode:
-        return {"failed": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"}
+        print(done.stderr, file=sys.stderr)
+        said = [line for line in done.stderr.splitlines() if "rror:" in line]
+        return {"failed": said[-1] if said else f"exit status {done.returncode}"}
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 

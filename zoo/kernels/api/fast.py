@@ -88,8 +88,9 @@ def fast(
         tune: "quick" tries a few launch configurations for each layer that was not timed before on this device, below a minute a
             network and shape; "full" tries all; "none" takes what was found before, and guesses for the rest. "background" is "quick" in
             a thread of its own: the network itself answers until a plan is made and compared, and the next call takes a second or two
-            to put it in. PyTorch's compiler does not compete then, and `why` says how far it is. Calls are slower meanwhile, for both
-            share a processor and a GPU, and PyTorch's flags for cuDNN and TF32 are that thread's: set your own before.
+            to put it in. PyTorch's compiler does not compete then, and `why` says how far it is. Calls are slower meanwhile: a GPU's
+            kernels are timed behind their answers, a tenth of a second each time, and PyTorch's flags for cuDNN and TF32 are that
+            thread's, so set your own before.
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
         static: on a GPU, answers are handed out where they are computed, and not copied: the next call overwrites them. Copy what you

@@ -367,6 +367,8 @@ class Fast(nn.Module):
         """Have a plan made for calls like one that was answered, where that is wanted and not known to fail."""
         if self.tune != "background" or key in self._unplanned:
             return
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():  # by the caller: nothing may be measured now
+            return
         from zoo.kernels.api.background import Background
         from zoo.kernels.reports.report import named
 
@@ -379,6 +381,8 @@ class Fast(nn.Module):
                 self._background = Background(make, self.device)
             background = self._background
         background.ask(key, args, kwargs, named(args, kwargs))
+        with self._without_modes():
+            background.measure()
 
     def _settle(self) -> None:
         """Wait for what still runs, on any stream, before the memory of a plan goes."""

@@ -8,17 +8,22 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import zoo
 from zoo import fast, plain, why
 from zoo.kernels.api.background import MOST, Background
 from zoo.kernels.engines import build as engines
 from zoo.kernels.errors import Untraceable
+from zoo.kernels.measuring import timing
 from zoo.kernels.measuring.stopwatch import Stopped, Stopwatch, phase, stopwatch
+from zoo.kernels.measuring.timing import graph_time_us
 
 CPU = torch.device("cpu")
 
@@ -267,3 +272,63 @@ def test_on_a_cpu_static_changes_nothing() -> None:
     kept = one.clone()
     model(torch.zeros(2, 3, 8, 8))
     assert torch.equal(one, kept)
+
+
+def test_calls_measure_for_the_thread_and_no_longer_than_their_share() -> None:
+    found = list[int]()
+
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found.extend(graph_time_us(partial(int, number)) for number in range(3))  # pyright: ignore[reportArgumentType]
+        return lambda: None
+
+    background = Background(make, CPU)
+    with patch.object(timing, "_apart", lambda call, repeats, target_ms: call()):
+        background.ask("a", (1,), {}, "a")
+        while background.made("a") is None:
+            background.measure()
+    assert found == [0, 1, 2]
+    background.join()
+
+
+def test_an_error_of_what_is_measured_reaches_the_thread_that_asked() -> None:
+    caught = list[Exception]()
+
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            graph_time_us(lambda: 1 / 0)
+        except ZeroDivisionError as error:
+            caught.append(error)
+        return lambda: None
+
+    background = Background(make, CPU)
+    with patch.object(timing, "_apart", lambda call, repeats, target_ms: call()):
+        background.ask("a", (1,), {}, "a")
+        while background.made("a") is None:
+            background.measure()
+    assert len(caught) == 1
+
+
+def test_a_thread_that_waits_for_a_call_ends_when_it_is_stopped() -> None:
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        graph_time_us(lambda: 1)
+        raise AssertionError("nobody has measured")
+
+    background = Background(make, CPU)
+    background.ask("a", (1,), {}, "a")
+    background.stop()
+    background.join()
+    background.measure()
+    assert background.made("a") is None
+
+
+@pytest.mark.gpu
+def test_a_caller_may_wait_for_the_device_all_the_while() -> None:
+    own, x = zoo.network("ResNet18").eval(), torch.randn(4, 3, 224, 224, device="cuda")
+    model: Any = fast(own, "cuda", tune="background", example=x, progress=False)
+    expected = own.cuda()(x)
+    while not why(model).plans:
+        answer = model(x)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        own(x)
+    assert float((answer - expected).norm() / expected.norm()) < 0.1
