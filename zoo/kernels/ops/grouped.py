@@ -87,6 +87,8 @@ def pack(weight: Tensor) -> Tensor:
     """
     k, each, kh, kw = weight.shape
     count = together(each)
+    if count == 1:
+        return weight.contiguous(memory_format=torch.channels_last)
     row = torch.arange(k, device=weight.device)
     packed = weight.new_zeros((k, count, each, kh, kw))
     packed[row, row // each % count] = weight
@@ -96,17 +98,25 @@ def pack(weight: Tensor) -> Tensor:
 PACK = {"weight": pack}
 
 
-@of(reference)
-def supports(x, weight, bias, residual, groups, stride, padding, dilation, act, **_) -> str:
-    """Return "" where the kernel takes these arguments (see `reference`), else the reason why not."""
-    n, c, _, _ = x.shape
-    k, each, kh, kw = weight.shape
+def narrow(x: Tensor, weight: Tensor, groups: int) -> str:
+    """Return "" where a convolution has groups of a width that blocks are made of, else the reason why not."""
+    c, (k, each) = x.shape[1], weight.shape[:2]
     if groups < 2 or c % groups or each != c // groups:
         return "no grouped convolution"
     if k != c:
         return f"{c} input and {k} output channels"
     if (each % 8 and each not in NARROW) or each > WIDEST or groups % together(each):
         return f"{groups} groups of {each} channels"
+    return ""
+
+
+@of(reference)
+def supports(x, weight, bias, residual, groups, stride, padding, dilation, act, **_) -> str:
+    """Return "" where the kernel takes these arguments (see `reference`), else the reason why not."""
+    n = x.shape[0]
+    k, _, kh, kw = weight.shape
+    if reason := narrow(x, weight, groups):
+        return reason
     ho, wo = out_sizes(x, weight.shape[2:], stride, padding, dilation)
     reasons = (
         (x.dtype not in DTYPES or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
