@@ -72,7 +72,8 @@ def fast(
 
     BatchNorm is folded, chains of layers become one kernel each, each kernel is chosen by timing at the layer's own shape, and the
     whole is replayed as a CUDA graph. On a CPU the fastest of OpenVINO, onnxruntime and PyTorch runs it. A network that can't be
-    traced runs unchanged in channels_last, and `why` says the reason; of torchvision's detection models the backbone is made fast.
+    traced runs unchanged in channels_last, and `why` says the reason; of detectors, whose boxes depend on values, body, pyramid and
+    heads are made fast.
 
     With `train`, its parameters are the model's own and autograd works; gradients and BatchNorm's statistics are compared too.
 
@@ -86,6 +87,7 @@ def fast(
         tune: "quick" tries a few launch configurations for each layer that was not timed before on this device, below a minute a
             network and shape; "full" tries all; "none" takes what was found before, and guesses for the rest.
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
+            Of a detector, whose photographs all have other sizes, only an example's shapes are tuned by "quick": a list of photographs.
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
         progress: shows a bar while tuning, when stderr is a terminal.
         recompute: with `train`, whether a step keeps what BatchNorms read and makes their outputs again on the way back, and what 1x1
@@ -117,6 +119,7 @@ def fast(
         >>> small = fast(trained(ResNet50), "cpu", "int8", calibration="photographs/")  # doctest: +SKIP
     """
     from zoo.kernels import arguments as asked
+    from zoo.kernels.api.parts import parts_of
 
     model = plain(model)
     if not isinstance(model, nn.Module):
@@ -155,7 +158,7 @@ def fast(
         asked.check(asked.core(model))
         from zoo.kernels.api.precisions import Wanted, proven
 
-        if _detects(asked.core(model)):
+        if parts_of(asked.core(model)):
             raise ValueError(
                 f'dtype="{narrow}" is for networks of one image tensor; what {type(model).__name__} computes depends on values'
             )
@@ -163,8 +166,8 @@ def fast(
     kind = asked.dtype_of(cast("torch.dtype | None", dtype), where)
     asked.check(asked.core(model))
     made = Fast(model, where, kind, tune, tf32, progress)
-    if _detects(made.core):
-        made.prepare_part("backbone", f"boxes depend on values: only the backbone of {type(model).__name__} runs fast")
+    if parts := parts_of(made.core):
+        made.prepare_parts(parts, example)
         return made
     try:
         args = asked.example_of(made.core, example, where)
@@ -189,12 +192,6 @@ def plain(model: nn.Module) -> nn.Module:
         True
     """
     return model.network if _is_fast(model) else model  # pyright: ignore[reportReturnType]
-
-
-def _detects(model: nn.Module) -> bool:
-    """Tell whether this is a detection model, whose other half depends on values: boxes that are kept or dropped."""
-    other = any(name in dict(model.named_children()) for name in ("roi_heads", "rpn", "anchor_generator", "head"))
-    return other and isinstance(getattr(model, "backbone", None), nn.Module) and hasattr(model, "transform")
 
 
 def _is_fast(model: object) -> bool:
