@@ -61,12 +61,11 @@ class Classification(Tower):
 
     def __init__(self, channels: int, anchors: int, num_classes: int, norm: bool, nested: bool) -> None:
         super().__init__(channels, {"cls_logits": anchors * num_classes}, norm, nested)
-        self.num_classes = num_classes
         nn.init.constant_(self.cls_logits.bias, -math.log((1 - PRIOR) / PRIOR))
 
     def forward(self, levels: Sequence[Tensor]) -> list[Tensor]:
-        """Return (B, N, `num_classes`) for each level."""
-        return [flattened(self.cls_logits(self.conv(x)), self.num_classes) for x in levels]
+        """Return (B, A `num_classes`, H, W) for each level."""
+        return [self.cls_logits(self.conv(x)) for x in levels]
 
 
 class Regression(Tower):
@@ -78,15 +77,15 @@ class Regression(Tower):
         self.centred = centred
 
     def forward(self, levels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return codes (B, N, 4) and logits of centredness (B, N, 1) for each level, of the latter none where there is no such layer."""
+        """Return codes (B, A 4, H, W) and logits of centredness (B, A, H, W) for each level, of the latter none if no layer gives any."""
         codes: list[Tensor] = []
         central: list[Tensor] = []
         for level in levels:
             x = self.conv(level)
-            codes.append(flattened(self.bbox_reg(x), 4))
+            codes.append(self.bbox_reg(x))
             if self.centred:
                 codes[-1] = F.relu(codes[-1])
-                central.append(flattened(self.bbox_ctrness(x), 1))
+                central.append(self.bbox_ctrness(x))
         return codes, central
 
 
@@ -100,7 +99,7 @@ class DenseHead(nn.Module):
         self.regression_head = Regression(channels, anchors, norm, nested, centred)
 
     def forward(self, levels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Return logits, codes and centredness of each level."""
+        """Return maps of logits, codes and centredness of each level."""
         return self.classification_head(levels), *self.regression_head(levels)
 
 
@@ -130,11 +129,18 @@ class DenseDetector(LearningDetector):
         """Return what training makes small."""
         raise NotImplementedError
 
+    def maps(self, images: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        return self.head(self.backbone(images))
+
+    def outputs(self, maps: tuple[list[Tensor], ...]) -> tuple[list[Tensor], ...]:
+        """Return for each level logits (B, N, K), codes (B, N, 4) and centredness (B, N, 1), box by box as anchors are."""
+        return tuple([flattened(x, each) for x in some] for some, each in zip(maps, (self.num_classes, 4, 1), strict=True))
+
     def run(self, batch: Batch, targets: list[Target] | None, threshold: float, overlap: float) -> list[Target] | Outputs:
         """Return detections of each image in pixels of the batch; the losses in train mode."""
-        levels = self.backbone(batch.images)
-        outputs = self.head(levels)
-        anchors = self.anchor_generator(batch.padded, levels)
+        maps = self.maps(batch.images)
+        outputs = self.outputs(maps)
+        anchors = self.anchor_generator(batch.padded, maps[0])
         if targets is not None:
             return self.losses(outputs, anchors, targets)
         return self.detections(outputs, anchors, batch, threshold, overlap)

@@ -52,13 +52,13 @@ class AllBoxes(nn.Module):
         """
         model = self.model
         size = (images.shape[2], images.shape[3])
-        maps = model.backbone(images)
+        maps = model.maps(images)
         if isinstance(model, SSD):
-            logits, codes = model.head(maps)
-            boxes, scores = decode(codes, model.anchor_generator(size, maps), WEIGHTED), logits.softmax(2)[..., 1:]
+            logits, codes = model.head.outputs(maps)
+            boxes, scores = decode(codes, model.anchor_generator(size, maps[0]), WEIGHTED), logits.softmax(2)[..., 1:]
         else:
-            logits, codes, central = model.head(maps)
-            start = torch.cat(model.anchor_generator(size, maps))
+            logits, codes, central = model.outputs(maps)
+            start = torch.cat(model.anchor_generator(size, maps[0]))
             scores = model.scores(torch.cat(logits, 1), torch.cat(central, 1) if central else None)
             boxes = model.boxes(torch.cat(codes, 1), start)
         x1, y1, x2, y2 = boxes.unbind(-1)

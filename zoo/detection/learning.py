@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -55,6 +56,9 @@ class LearningDetector(Detector):
     mean: ClassVar[tuple[float, float, float]] = (0.485, 0.456, 0.406)
     std: ClassVar[tuple[float, float, float]] = (0.229, 0.224, 0.225)
 
+    fast_parts: ClassVar[dict[str, str]] = {"maps": "maps (body, pyramid, heads)"}
+    """Methods of tensors alone, whatever is found, and what they compute: these `fast` makes fast. The first takes images, others crops."""
+
     transform: Resizing
 
     def resizing(self) -> Resizing:
@@ -81,6 +85,15 @@ class LearningDetector(Detector):
         if norm == "frozen":
             freeze_norms(backbone.body)
         return backbone
+
+    def maps(self, images: Tensor) -> tuple[list[Tensor], ...]:
+        """Compute what depends on no box that is found: the heads' maps of each level for images (B, 3, H, W), normalised.
+
+        Returns:
+            Maps (B, C, H', W') of each level: of a detector of one step logits and codes, of an R-CNN the levels, and of the proposals
+            logits and codes.
+        """
+        raise NotImplementedError
 
     def run(self, batch: Batch, targets: list[Target] | None, threshold: float, overlap: float) -> list[Target] | Outputs:
         """Return what is in each image, in pixels of the batch; with targets the losses."""
@@ -160,6 +173,7 @@ class LearningDetector(Detector):
         pixels = [photograph.to(device, non_blocking=True).to(like.dtype) / 255 for photograph in photographs]
         found: Any = network(pixels, threshold=threshold, overlap=overlap)
         answers: list[Detections] = []
+        names = iter(self.names_of(torch.cat([one["labels"] for one in found]).tolist()))  # waits for the device once, not for each
         for one, photograph in zip(found, photographs, strict=True):
             height, width = photograph.shape[-2:]
             points = None
@@ -170,7 +184,7 @@ class LearningDetector(Detector):
                     one["boxes"].float(),
                     one["scores"].float(),
                     one["labels"],
-                    self.names_of(one["labels"].tolist()),
+                    tuple(islice(names, len(one["labels"]))),
                     (width, height),
                     one["masks"][:, 0] >= 0.5 if "masks" in one else None,
                     points,

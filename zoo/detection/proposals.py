@@ -34,9 +34,9 @@ class ProposalHead(nn.Module):
                     nn.init.zeros_(layer.bias)
 
     def forward(self, levels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return logits (B, N) and codes (B, N, 4) for each level."""
+        """Return maps of logits (B, A, H, W) and of codes (B, A 4, H, W) for each level."""
         wide = [self.conv(x) for x in levels]
-        return [flattened(self.cls_logits(x), 1)[..., 0] for x in wide], [flattened(self.bbox_pred(x), 4) for x in wide]
+        return [self.cls_logits(x) for x in wide], [self.bbox_pred(x) for x in wide]
 
 
 class Proposals(nn.Module):
@@ -63,10 +63,10 @@ class Proposals(nn.Module):
         self.head = ProposalHead(256, anchors.per_pixel, depth)
         self.most, self.least = most, least
 
-    def forward(self, batch: Batch, levels: Sequence[Tensor], targets: list[Target] | None) -> tuple[list[Tensor], Outputs]:
-        """Return the proposals of each image, (N, 4), the best first, and the losses where there are targets."""
-        logits, codes = self.head(levels)
-        anchors = self.anchor_generator(batch.padded, levels)
+    def forward(self, batch: Batch, maps: tuple[list[Tensor], list[Tensor]], targets: list[Target] | None) -> tuple[list[Tensor], Outputs]:
+        """Return the proposals of each image by the head's `maps`, (N, 4), the best first, and the losses where there are targets."""
+        logits, codes = [flattened(x, 1)[..., 0] for x in maps[0]], [flattened(x, 4) for x in maps[1]]
+        anchors = self.anchor_generator(batch.padded, maps[0])
         with torch.no_grad():
             proposals = self.propose([some.detach() for some in logits], [some.detach() for some in codes], anchors, batch)
         if targets is None:

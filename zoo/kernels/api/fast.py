@@ -74,7 +74,8 @@ def fast(
 
     BatchNorm is folded, chains of layers become one kernel each, each kernel is chosen by timing at the layer's own shape, and the
     whole is replayed as a CUDA graph. On a CPU the fastest of OpenVINO, onnxruntime and PyTorch runs it. A network that can't be
-    traced runs unchanged in channels_last, and `why` says the reason; of torchvision's detection models the backbone is made fast.
+    traced runs unchanged in channels_last, and `why` says the reason; of detectors, whose boxes depend on values, body, pyramid and
+    heads are made fast.
 
     With `train`, its parameters are the model's own and autograd works; gradients and BatchNorm's statistics are compared too.
 
@@ -92,6 +93,7 @@ def fast(
             kernels are timed behind their answers, a tenth of a second each time, and PyTorch's flags for cuDNN and TF32 are that
             thread's, so set your own before.
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
+            Of a detector, whose photographs all have other sizes, only an example's shapes are tuned by "quick": a list of photographs.
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
         static: on a GPU, answers are handed out where they are computed, and not copied: the next call overwrites them. Copy what you
             keep. Only one thread may call then. On a CPU it changes nothing.
@@ -125,6 +127,7 @@ def fast(
         >>> small = fast(trained(ResNet50), "cpu", "int8", calibration="photographs/")  # doctest: +SKIP
     """
     from zoo.kernels import arguments as asked
+    from zoo.kernels.api.parts import parts_of
 
     model = plain(model)
     if not isinstance(model, nn.Module):
@@ -168,7 +171,7 @@ def fast(
         asked.check(asked.core(model))
         from zoo.kernels.api.precisions import Wanted, proven
 
-        if _detects(asked.core(model)):
+        if parts_of(asked.core(model)):
             raise ValueError(
                 f'dtype="{narrow}" is for networks of one image tensor; what {type(model).__name__} computes depends on values'
             )
@@ -176,8 +179,8 @@ def fast(
     kind = asked.dtype_of(cast("torch.dtype | None", dtype), where)
     asked.check(asked.core(model))
     made = Fast(model, where, kind, tune, tf32, progress, static=static)
-    if _detects(made.core):
-        made.prepare_part("backbone", f"boxes depend on values: only the backbone of {type(model).__name__} runs fast")
+    if parts := parts_of(made.core):
+        made.prepare_parts(parts, example)
         return made
     try:
         args = asked.example_of(made.core, example, where)
@@ -202,12 +205,6 @@ def plain(model: nn.Module) -> nn.Module:
         True
     """
     return model.network if _is_fast(model) else model  # pyright: ignore[reportReturnType]
-
-
-def _detects(model: nn.Module) -> bool:
-    """Tell whether this is a detection model, whose other half depends on values: boxes that are kept or dropped."""
-    other = any(name in dict(model.named_children()) for name in ("roi_heads", "rpn", "anchor_generator", "head"))
-    return other and isinstance(getattr(model, "backbone", None), nn.Module) and hasattr(model, "transform")
 
 
 def _is_fast(model: object) -> bool:

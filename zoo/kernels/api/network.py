@@ -8,7 +8,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter, is_
@@ -102,8 +101,8 @@ class Fast(nn.Module):
         self.tune: Tune = tune
         self.unchanged = ""
         """Why the network runs unchanged; empty where it doesn't."""
-        self.part = ""
-        """The child that runs fast where the network as a whole can't: a detection model's backbone."""
+        self.parts: dict[str, str] = {}
+        """What runs fast where the network as a whole can't, a detection model's maps: see `zoo.kernels.api.parts`."""
         self._fresh()
         self.training = False  # of this module alone: the network keeps its mode
 
@@ -174,6 +173,7 @@ class Fast(nn.Module):
             background.stop()
         self._background: Background | None = None
         self._plain_copy: nn.Module | None = None
+        self._fast_parts: list[Any] = []
         self._plain_dtype = self.dtype
         self._touched = self._stale = False
         held = ((module._parameters, module._buffers, module._modules) for module in self._network.modules())
@@ -395,8 +395,8 @@ class Fast(nn.Module):
         wanted = own_dtype(self._network)
         with self._lock:
             if self._plain_copy is None:
-                self._plain_copy = self._with_part() if self.part else channels_last(on_device(self.core, self.device, self.dtype))
-                self._plain_dtype = wanted if self.part else self.dtype
+                self._plain_copy = self._with_parts() if self.parts else channels_last(on_device(self.core, self.device, self.dtype))
+                self._plain_dtype = wanted if self.parts else self.dtype
             plain, dtype = self._plain_copy, self._plain_dtype
         try:
             result = _answer(plain, args, kwargs, dtype)
@@ -412,27 +412,44 @@ class Fast(nn.Module):
                     self.dtype = wanted
         return pytree.tree_map(lambda leaf: leaf.to(wanted) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, result)
 
-    def _with_part(self) -> nn.Module:
-        """Copy a detection model to the device in its own dtype, its `part` replaced by a fast one that was checked at one size."""
-        from zoo.kernels.comparing.copies import on_device
+    def _with_parts(self, example: Any = None) -> nn.Module:
+        """Copy a detection model to the device in its own dtype, its parts replaced by fast ones; the first is checked at one size."""
+        from zoo.kernels.api.parts import with_parts
         from zoo.kernels.comparing.sample_images import natural_images
 
-        images = getattr(self.core.transform, "min_size", (800,))
-        side = 32 * max(2, (images[0] if isinstance(images, tuple | list) else int(images)) // 64)
-        inner = Fast(getattr(self.core, self.part), self.device, self.dtype, self.tune, self.tf32, self.progress)
-        example = (natural_images((1, 3, side, side), self.device),)
-        try:
-            inner.prepare(example)
-        except Untraceable as error:
-            if error.__cause__ is not None:  # the network's own error
-                inner.try_plainly(example)
-            inner.refuse(str(error))
-        inner.tune = self.tune if self.tune == "full" else "none"  # every photograph has another size
-        twin = copy.copy(self.core)
-        twin._modules = OrderedDict((key, child) for key, child in self.core._modules.items() if key != self.part)
-        whole = on_device(twin, self.device)
-        whole.add_module(self.part, inner)
+        tune: Tune = "none" if self.tune == "background" else self.tune  # of which shape would a plan be made behind the calls?
+
+        def made(part: nn.Module) -> Fast:
+            return Fast(part, self.device, self.dtype, tune, self.tf32, self.progress)
+
+        whole, self._fast_parts = with_parts(self.core, self.parts, made, self.device)
+        if example is not None:
+            self._try_parts(whole, example if isinstance(example, tuple) else (example,))
+        else:
+            sizes = getattr(self.core.transform, "min_size", (800,))
+            side = 32 * max(2, (sizes[0] if isinstance(sizes, tuple | list) else int(sizes)) // 64)
+            first, images = self._fast_parts[0], (natural_images((1, 3, side, side), self.device),)
+            try:
+                first.prepare(images)
+            except Untraceable as error:
+                if error.__cause__ is not None:  # the network's own error
+                    first.try_plainly(images)
+                first.refuse(str(error))
+        for part in self._fast_parts:
+            part.tune = self.tune if self.tune == "full" else "none"  # every photograph has another size
         return whole
+
+    def _try_parts(self, whole: nn.Module, example: tuple[Any, ...]) -> None:
+        """Answer an example, for which each part plans, and tunes, the shapes that it meets."""
+        from zoo.kernels.comparing.copies import own_dtype
+
+        try:
+            _answer(whole, example, {}, own_dtype(self._network))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the network raises
+            name = type(self.core).__name__
+            raise ValueError(f"{name} does not take this example: {type(error).__name__}: {first_line(error)}") from error
 
     def prepare(self, args: tuple[Any, ...]) -> None:
         """Make the first plan.
@@ -466,12 +483,17 @@ class Fast(nn.Module):
             name = type(self.core).__name__
             raise ValueError(f"{name} does not take this example: {type(error).__name__}: {first_line(error)}") from error
 
-    def prepare_part(self, name: str, reason: str) -> None:
-        """Let one child run fast, and the rest unchanged for a reason."""
+    def prepare_parts(self, parts: dict[str, str], example: Any = None) -> None:
+        """Let parts run fast and the rest unchanged, by `zoo.kernels.api.parts`; with an example its shapes are planned, and tuned, too.
+
+        Raises:
+            ValueError: the network refuses the example.
+        """
         from zoo.kernels.comparing.copies import own_dtype
 
-        self.part, self.unchanged = name, reason
-        self._plain_copy, self._plain_dtype = self._with_part(), own_dtype(self._network)
+        self.parts = parts
+        self.unchanged = f"boxes depend on values, so fast() covers only {', '.join(parts.values())} of {type(self.core).__name__}"
+        self._plain_copy, self._plain_dtype = self._with_parts(example), own_dtype(self._network)
 
     def refuse(self, reason: str) -> None:
         """Run the network unchanged from now on, and warn whoever called `fast`."""
@@ -484,9 +506,10 @@ class Fast(nn.Module):
         from zoo.kernels.reports.report import Report
 
         with self._lock:
-            if self.part and self._plain_copy is not None:
-                inner = getattr(self._plain_copy, self.part).report()
-                return replace(inner, unchanged=f"{self.unchanged}; {inner.unchanged}".rstrip("; "))
+            if self.parts and self._plain_copy is not None:
+                from zoo.kernels.api.parts import together
+
+                return together([part.report() for part in self._fast_parts], self.unchanged)
             plans = [built.report for built in self._plans.values()]
             told = [*self.told, *(self._background.told() if self._background is not None else [])]
             if self.device.type == "cpu" and self.precision == "float32" and plans and not told and not self.unchanged:
@@ -569,7 +592,7 @@ class Fast(nn.Module):
         """Leave plans and copies out; they belong to this process and device."""
         hidden = {"_background", "_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy", "_plain_dtype"}
         hidden |= {"_doubtful", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_holders", "_held", "_tensors"}
-        hidden |= {"_version"}
+        hidden |= {"_version", "_fast_parts"}
         return {name: value for name, value in self.__dict__.items() if name not in hidden}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -582,6 +605,7 @@ class Fast(nn.Module):
         self.__dict__.setdefault("_narrow", None)
         self.__dict__.setdefault("_proven_of", "")
         self.__dict__.setdefault("told", [])
+        self.__dict__.setdefault("parts", {"backbone": "the backbone"} if self.__dict__.pop("part", "") else {})
         self._adopt(state["_network"])
         self._fresh()
         self._keep_proofs()
@@ -603,7 +627,21 @@ class Fast(nn.Module):
         )
 
 
-OWN = {"device", "dtype", "tf32", "progress", "tune", "unchanged", "part", "training", "quantized", "proofs", "told", "precision", "static"}
+OWN = {
+    "device",
+    "dtype",
+    "tf32",
+    "progress",
+    "tune",
+    "unchanged",
+    "parts",
+    "training",
+    "quantized",
+    "proofs",
+    "told",
+    "precision",
+    "static",
+}
 """Attributes of a fast network that are not its network's."""
 _PLAIN = type(None) | bool | int | float | str | torch.dtype | torch.device
 """Arguments that a plan may be made for, one for each value."""

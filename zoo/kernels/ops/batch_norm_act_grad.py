@@ -55,9 +55,9 @@ def reference(
     normal, g = (x.to(wide) - mean) * inverse, gradient.to(wide)
     factor, shift = (fill if p is None else p.to(wide)[:, None, None] for p, fill in ((weight, 1.0), (bias, 0.0)))
     if kept is not None and act in BY_OUTPUT:
-        g = g * SLOPES[act](kept.to(wide))
+        g = SLOPES[act](g, kept.to(wide))
     else:
-        g = g * SLOPES[act](normal * factor + shift + (0.0 if kept is None else kept.to(wide)))
+        g = SLOPES[act](g, normal * factor + shift + (0.0 if kept is None else kept.to(wide)))
     if kept is not None:
         g = g.to(gradient.dtype).to(wide)
     sums = torch.stack([g.sum((0, 2, 3)), (g * normal).sum((0, 2, 3))])

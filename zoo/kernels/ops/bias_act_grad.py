@@ -40,7 +40,7 @@ def reference(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None 
     if act == "none" or kept is None:
         return (g.sum((0, 2, 3)),)
     z = kept.to(wide)
-    g = g * SLOPES[act](z if bias is None else z + bias.to(wide)[:, None, None])
+    g = SLOPES[act](g, z if bias is None else z + bias.to(wide)[:, None, None])
     return g.sum((0, 2, 3)), g.to(gradient.dtype)
 
 

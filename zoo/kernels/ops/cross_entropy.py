@@ -99,7 +99,7 @@ def _rows(
     known = (label >= 0) & (label < classes)
     loss = tl.where(counted, tl.where(known, loss, float("nan")), 0.0)
     tl.store(losses + row, loss)
-    tl.store(gradient + (row * classes + k), tl.where(counted, p / total - share, 0.0), mask=live)
+    tl.store(gradient + (row * classes + k), tl.where(counted, p / total - share, p * 0.0), mask=live)
 
 
 @triton.jit

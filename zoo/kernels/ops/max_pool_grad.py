@@ -49,7 +49,7 @@ def reference(
     total = wide.new_zeros(n, c, max(top + h, (oh - 1) * sh + kh), max(left + w, (ow - 1) * sw + kw))
     for tap in range(kh * kw):
         row, col = divmod(tap, kw)
-        total[:, :, row : row + (oh - 1) * sh + 1 : sh, col : col + (ow - 1) * sw + 1 : sw] += wide * (index == tap)
+        total[:, :, row : row + (oh - 1) * sh + 1 : sh, col : col + (ow - 1) * sw + 1 : sw] += torch.where(index == tap, wide, 0)
     return total[:, :, top : top + h, left : left + w].to(gradient.dtype)
 
 

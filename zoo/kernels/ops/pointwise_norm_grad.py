@@ -63,7 +63,7 @@ def reference(
     wide = torch.promote_types(x.dtype, torch.float32)
     g = gradient.to(wide)
     if act != "none" and kept is not None:
-        g = (g * SLOPES[act](kept.to(wide))).to(gradient.dtype).to(wide)
+        g = SLOPES[act](g, kept.to(wide)).to(gradient.dtype).to(wide)
     taken = weight.flatten(1).to(x.dtype).to(wide)
     mean, inverse, share = (row[:, None, None] for row in stats.to(wide))
     normal = (F.conv2d(x.to(wide), taken[:, :, None, None]) - mean) * inverse

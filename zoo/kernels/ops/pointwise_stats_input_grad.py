@@ -62,7 +62,7 @@ def before_activation(
     mean, inverse = (row[:, None, None] for row in stats.to(wide)[:2])
     normal = (x.to(wide) - mean) * inverse
     g = F.conv2d(gradient.to(wide), weight.flatten(1).t()[:, :, None, None].to(wide))
-    return g * SLOPES[act](affine(normal, factor, shift)), normal
+    return SLOPES[act](g, affine(normal, factor, shift)), normal
 
 
 @of(reference)

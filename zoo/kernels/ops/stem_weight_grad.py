@@ -63,7 +63,7 @@ def reference(
     (c, kh, kw), (n, cout, oh, ow) = kernel, gradient.shape
     g = gradient.to(wide)
     if kept is not None:
-        g = g * SLOPES[act](kept.to(wide))
+        g = SLOPES[act](g, kept.to(wide))
     sums = (g.sum((0, 2, 3)),) if biased else ()
     if not n:
         return (x.new_zeros((cout, c, kh * kw), dtype=wide), *sums)
