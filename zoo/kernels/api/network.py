@@ -40,6 +40,8 @@ KEPT_PLANS = 8
 """Input shapes whose plans a fast network keeps; the one that was not used for longest goes first."""
 CALLER = 4
 """Frames between `forward` and whoever calls the module, itself counted: `nn.Module` has two."""
+WHOLE = 512
+"""Pixels of a side from which on a detector is compared on images of half its size: of smaller ones too little would be left."""
 KEPT_REASONS = 64
 """Input shapes of which it remembers that they have no plan."""
 
@@ -427,7 +429,8 @@ class Fast(nn.Module):
             self._try_parts(whole, example if isinstance(example, tuple) else (example,))
         else:
             sizes = getattr(self.core.transform, "min_size", (800,))
-            side = 32 * max(2, (sizes[0] if isinstance(sizes, tuple | list) else int(sizes)) // 64)
+            size = sizes[0] if isinstance(sizes, tuple | list) else int(sizes)
+            side = size if size < WHOLE else 32 * (size // 64)
             first, images = self._fast_parts[0], (natural_images((1, 3, side, side), self.device),)
             try:
                 first.prepare(images)
