@@ -7,13 +7,9 @@ captures CUDA graphs, and while anything is captured nobody may wait for the dev
 from __future__ import annotations
 
 import atexit
-import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +18,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.errors import Untraceable, first_line
-from zoo.kernels.measuring.stopwatch import Stopped, Stopwatch, still_wanted, stopwatch
+from zoo.kernels.measuring.stopwatch import Stopped, Stopwatch, stopwatch
 from zoo.kernels.measuring.timing import measured_by
+from zoo.kernels.measuring.turns import wait_for
 
 if TYPE_CHECKING:
     from zoo.kernels.reports.built_plan import Built
@@ -33,8 +30,6 @@ MOST = 8
 """Shapes that wait for a plan; the one that was asked for first goes where there are more."""
 SHARE = 0.1
 """Seconds that a call measures for, behind its answer."""
-NEXT = 0.005
-"""Seconds that it waits for the next thing to measure."""
 PATIENCE = 10.0
 """Seconds that the end of a process waits for a thread that makes a plan."""
 
@@ -76,8 +71,6 @@ class Background:
         self._thread: threading.Thread | None = None
         self._running: Job | None = None
         self._stopped = False
-        self._to_measure: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._measuring = threading.Lock()
         _alive.add(self)
 
     def ask(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], named: str) -> None:
@@ -96,46 +89,6 @@ class Background:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="zoo.kernels.api.background", daemon=True)
                 self._thread.start()
-
-    def measure(self, seconds: float = SHARE) -> None:
-        """Measure what the thread waits for, for about so many seconds; nothing where another call does."""
-        if self._to_measure.empty() or not self._measuring.acquire(blocking=False):
-            return
-        try:
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # the answers of the calls before would be measured too
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                try:
-                    call, answer = self._to_measure.get(timeout=NEXT)
-                except queue.Empty:
-                    return
-                if not answer.set_running_or_notify_cancel():
-                    continue
-                try:
-                    answer.set_result(call())
-                except BaseException as error:  # the thread that waits for it knows what to make of it
-                    answer.set_exception(error)
-                    if not isinstance(error, Exception):
-                        raise
-        finally:
-            self._measuring.release()
-
-    def _by_a_call(self, call: Callable[[], Any]) -> Any:
-        """Wait until a call has measured something, and return what it found."""
-        answer: Future[Any] = Future()
-        self._to_measure.put((call, answer))
-        while True:
-            try:
-                return answer.result(timeout=0.1)
-            except NotYet:
-                if answer.done():
-                    raise
-                try:
-                    still_wanted()
-                except Stopped:
-                    answer.cancel()
-                    raise
 
     def made(self, key: Any) -> Job | None:
         """Return the job of a shape when it has ended, and forget it; None before."""
@@ -180,7 +133,7 @@ class Background:
     def _work(self) -> None:
         while (job := self._next()) is not None:
             try:
-                with stopwatch(job.watch), measured_by(self._by_a_call):
+                with stopwatch(job.watch), measured_by(wait_for):
                     job.finish = self._make(job.args, job.kwargs)
             except Stopped:
                 pass

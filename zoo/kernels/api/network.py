@@ -299,7 +299,7 @@ class Fast(nn.Module):
             finish: Finish | None = None
             watch = Stopwatch()
             if self.tune == "background":
-                job = self._background.made(key) if self._background is not None else None
+                job = self._background.made(key) if self._background is not None and not self._captures() else None
                 if job is None:
                     return None
                 finish, watch = job.finish, job.watch
@@ -331,6 +331,10 @@ class Fast(nn.Module):
             if finish is not None and not (self._background and self._background.busy()):
                 self._plain_copy = None  # whoever runs it holds it
             return built
+
+    def _captures(self) -> bool:
+        """Tell whether the caller captures this call, so that nothing may be measured or captured for it."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     @contextmanager
     def _without_modes(self) -> Iterator[None]:
@@ -369,9 +373,10 @@ class Fast(nn.Module):
         """Have a plan made for calls like one that was answered, where that is wanted and not known to fail."""
         if self.tune != "background" or key in self._unplanned:
             return
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():  # by the caller: nothing may be measured now
+        if self._captures():
             return
-        from zoo.kernels.api.background import Background
+        from zoo.kernels.api.background import SHARE, Background
+        from zoo.kernels.measuring.turns import measure
         from zoo.kernels.reports.report import named
 
         def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Finish:
@@ -384,7 +389,7 @@ class Fast(nn.Module):
             background = self._background
         background.ask(key, args, kwargs, named(args, kwargs))
         with self._without_modes():
-            background.measure()
+            measure(SHARE)
 
     def _settle(self) -> None:
         """Wait for what still runs, on any stream, before the memory of a plan goes."""

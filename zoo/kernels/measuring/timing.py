@@ -50,6 +50,11 @@ def measured_by(do: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
         _by_turn.reset(token)
 
 
+def is_measured_by_others() -> bool:
+    """Tell whether this is a thread for which others measure."""
+    return _by_turn.get() is not None
+
+
 def graph_time_us(call: Call, *, repeats: int | None = None, target_ms: float = 4.0) -> float:
     """Return the median GPU time of one `call` in microseconds, measured inside a CUDA graph of several of them.
 

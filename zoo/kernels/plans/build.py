@@ -18,7 +18,9 @@ from zoo.kernels.comparing.sample_images import natural_images, noise_like
 from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.measuring.fresh_thread import elsewhere
-from zoo.kernels.measuring.stopwatch import phase
+from zoo.kernels.measuring.stopwatch import phase, still_wanted
+from zoo.kernels.measuring.timing import is_measured_by_others
+from zoo.kernels.measuring.turns import measure
 from zoo.kernels.memory.workspaces import give_back
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.pipeline import understand
@@ -41,6 +43,8 @@ from zoo.kernels.tuning.tasks import Task
 
 _BUILDING = threading.RLock()
 """Flags of cuDNN, TF32 and the collector are the process's: two plans made at once would disturb, and time, each other."""
+SHARE = 0.1
+"""Seconds for which the measurements of a plan in the background are made at a time by a thread that waits for it."""
 CHECKED_IMAGES = 16
 """At least so many different images are compared before a plan is used: the error of one image's logits scatters."""
 
@@ -194,9 +198,12 @@ def _planned(
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Make one plan at a time."""
+    """Make one plan at a time; a thread that calls networks does meanwhile what another's plan waits for."""
     with phase("waiting for another plan"):
-        _BUILDING.acquire()
+        while not _BUILDING.acquire(timeout=0.02):
+            still_wanted()
+            if not is_measured_by_others():
+                measure(SHARE)
     try:
         yield
     finally:

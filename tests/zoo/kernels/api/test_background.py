@@ -24,6 +24,8 @@ from zoo.kernels.errors import Untraceable
 from zoo.kernels.measuring import timing
 from zoo.kernels.measuring.stopwatch import Stopped, Stopwatch, phase, stopwatch
 from zoo.kernels.measuring.timing import graph_time_us
+from zoo.kernels.measuring.turns import measure
+from zoo.kernels.plans import build
 
 CPU = torch.device("cpu")
 
@@ -285,7 +287,7 @@ def test_calls_measure_for_the_thread_and_no_longer_than_their_share() -> None:
     with patch.object(timing, "_apart", lambda call, repeats, target_ms: call()):
         background.ask("a", (1,), {}, "a")
         while background.made("a") is None:
-            background.measure()
+            measure(0.1)
     assert found == [0, 1, 2]
     background.join()
 
@@ -304,7 +306,7 @@ def test_an_error_of_what_is_measured_reaches_the_thread_that_asked() -> None:
     with patch.object(timing, "_apart", lambda call, repeats, target_ms: call()):
         background.ask("a", (1,), {}, "a")
         while background.made("a") is None:
-            background.measure()
+            measure(0.1)
     assert len(caught) == 1
 
 
@@ -317,7 +319,7 @@ def test_a_thread_that_waits_for_a_call_ends_when_it_is_stopped() -> None:
     background.ask("a", (1,), {}, "a")
     background.stop()
     background.join()
-    background.measure()
+    measure(0.1)
     assert background.made("a") is None
 
 
@@ -332,3 +334,22 @@ def test_a_caller_may_wait_for_the_device_all_the_while() -> None:
         torch.cuda.empty_cache()
         own(x)
     assert float((answer - expected).norm() / expected.norm()) < 0.1
+
+
+def test_a_thread_that_waits_to_make_a_plan_measures_for_the_one_that_makes_one() -> None:
+    """Else both would wait for ever: the plan in the background for a call, and the caller for that plan."""
+    taken, found = threading.Event(), list[int]()
+
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with build._alone():
+            taken.set()
+            found.append(graph_time_us(lambda: 7))  # pyright: ignore[reportArgumentType]
+        return lambda: None
+
+    background = Background(make, CPU)
+    with patch.object(timing, "_apart", lambda call, repeats, target_ms: call()):
+        background.ask("a", (1,), {}, "a")
+        assert taken.wait(60)
+        with build._alone():
+            assert found == [7]
+    background.join()
