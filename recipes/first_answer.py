@@ -6,7 +6,7 @@
 Every way runs in a process of its own with empty caches of Triton, Inductor and the zoo. The clock starts behind the imports, when the
 network and its images are on the GPU. `first` is the first answer; `ready` when calls have reached their speed: with "background" the
 first call by the plan. `longest` is the longest call between the two, and `ms` what a call takes then. `quick again` is a second process
-with the first one's caches; `shipped` is one with the choices of the package and nothing else.
+with the first one's caches.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,11 +46,13 @@ def measured(way: str, name: str, batch: int) -> dict[str, Any]:
     images = subject.input(dtype, channels_last=True)
     torch.cuda.synchronize()
     begun = time.monotonic()
+    model: Any = None
     if way == "recipe":
         run: Callable[[], Any] = PEERS["recipe"].build(subject, "quick")
     else:
-        model = zoo.fast(network, device, dtype, tune=way.partition(" ")[0], example=images, progress=False)
-        run = lambda: model(images)  # noqa: E731
+        tune: Any = way.partition(" ")[0]
+        model = zoo.fast(network, device, dtype, tune=tune, example=images, progress=False)
+        run = partial(model, images)
 
     def timed() -> float:
         start = time.monotonic()
@@ -58,7 +61,7 @@ def measured(way: str, name: str, batch: int) -> dict[str, Any]:
         torch.cuda.synchronize()
         return time.monotonic() - start
 
-    found = {"longest": timed()}
+    found: dict[str, Any] = {"longest": timed()}
     found["first"] = time.monotonic() - begun
     if way == "background":
         while not zoo.why(model).plans:

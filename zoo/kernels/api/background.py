@@ -78,10 +78,10 @@ class Background:
         with self._lock:
             if key in self._jobs or self._stopped:
                 return
-            kept = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
+            own, named_own = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (args, kwargs))
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()  # another thread reads the copies, on another stream perhaps
-            job = self._jobs[key] = Job(*kept, named)
+            job = self._jobs[key] = Job(own, named_own, named)
             self._waiting.append(job)
             if len(self._waiting) > MOST:
                 late = self._waiting.pop(0)

@@ -366,7 +366,7 @@ class Fast(nn.Module):
             begin = partial(_at_once, build_cpu)
         self._weights = Weights() if self._weights is None else self._weights
         self._choices = Choices(self.device) if self._choices is None else self._choices
-        options = self if self.tune != "background" else SimpleNamespace(**{**vars(self), "tune": "quick", "progress": False})
+        options: Any = self if self.tune != "background" else SimpleNamespace(**{**vars(self), "tune": "quick", "progress": False})
         return begin(self.core, args, kwargs, options, self._weights, self._choices)
 
     def _plan_behind(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
