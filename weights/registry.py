@@ -232,10 +232,8 @@ def _there(variable: str, folder: Path) -> bool:
     """Whether a folder that a variable names is there; one that can't be read is an error, not an empty one."""
     try:
         os.scandir(folder).close()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    except NotADirectoryError as error:
-        raise BadRecord(f"{variable} names {folder}, which is no folder") from error
     except OSError as error:
         raise BadRecord(
             f"{variable} names {folder}, which can't be read ({error.strerror}): set it to a folder that you may read."
