@@ -200,6 +200,7 @@ def user_folder() -> Path:
         _there("ZOO_USER_REGISTRY", folder)
         return folder
     try:
+        folder.stat()
         os.scandir(folder).close()
     except (PermissionError, NotADirectoryError):  # HOME is another user's, as in a container that runs as `--user 1000`, or no folder
         _warn_of_home(folder)
