@@ -95,6 +95,19 @@ class Installed:
     frozen: bool = False
 
 
+FOLDERS = ("blobs", "blobs/sha256", "refs", "derived", "stamps", "tensors", "used", "seen", "partial", "quarantine", "locks")
+"""What `Cache.prepare` makes, each behind what it lies in."""
+
+
+def _seen(folder: Path, instead: str) -> None:
+    try:
+        os.scandir(folder).close()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CacheNotWritable(f"{folder} is no folder that can be read ({error.strerror}): {instead}.") from error
+
+
 class Cache:
     """The folder of ZOO_CACHE, else `kernelzoo` in the user's cache folder; nothing is created before the first write.
 
@@ -114,18 +127,31 @@ class Cache:
         """Name the file of this content."""
         return self.root / "blobs" / "sha256" / sha256[:2] / sha256
 
+    def exists(self) -> bool:
+        """Whether there is a cache yet.
+
+        Raises:
+            CacheNotWritable: the place can't be looked at, so nobody knows.
+        """
+        try:
+            return stat.S_ISDIR(self.root.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise CacheNotWritable(f"{self.root} can't be looked at ({error.strerror}): set ZOO_CACHE to a folder of your own.") from error
+
     def check_folder(self) -> None:
         """See that a missing file means that it was not installed, not that nothing can be seen here.
 
         Raises:
-            CacheNotWritable: there is something else than a folder that can be read.
+            CacheNotWritable: there is something else than a folder that can be read, or one in it is another user's alone.
         """
-        try:
-            os.scandir(self.root).close()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise CacheNotWritable(f"{self.root} is no folder that can be read ({error.strerror}): set ZOO_CACHE to one.") from error
+        blobs = self.root / "blobs" / "sha256"
+        for name in (".", *FOLDERS, "projects"):
+            _seen(self.root / name, "set ZOO_CACHE to one")
+        for shard in sorted(blobs.iterdir()) if blobs.exists() else ():
+            if shard.is_dir():
+                _seen(shard, "ask its owner to let you, or set ZOO_CACHE to a folder of your own")
 
     def prepare(self) -> None:
         """Create the layout.
@@ -137,7 +163,7 @@ class Cache:
         if isinstance(version, int) and version != LAYOUT:
             raise CacheNotWritable(f"{self.root} has layout {version!r} and this version writes {LAYOUT}: set ZOO_CACHE to another folder.")
         with disk(self.root):
-            for name in ("blobs/sha256", "refs", "derived", "stamps", "tensors", "used", "seen", "partial", "quarantine", "locks"):
+            for name in FOLDERS:
                 (self.root / name).mkdir(parents=True, exist_ok=True)
         if not (tag := self.root / "CACHEDIR.TAG").exists():
             note = "safe to delete: what came from a URL is fetched again, what zoo add copied from a file is not"

@@ -98,6 +98,7 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
         NotLocked: nothing new is admitted, and no lock has a full hash of it.
         ChangedUpstream: the project's lock and the record name different bytes.
         BadLock: a lock is damaged, or older than one that was seen here, where that matters.
+        CacheNotWritable: the cache's folder can't be looked at.
     """
     switch, name = frozen_by(frozen), key_of(checkpoint)
     known = checkpoint.sha256 or checkpoint.sha256_prefix or ""
@@ -116,7 +117,7 @@ def admit(cache: Cache, checkpoint: Checkpoint, frozen: bool | None = None) -> t
             _agree(path, held, known, name)
             _agree_on_digests(path, held, checkpoint)
             pin = Pin(held[0], path, checkpoint.sha256 is not None, path == (project or path))
-    if cache.root.is_dir() and (serial := shipped_serial()):
+    if cache.exists() and (serial := shipped_serial()):
         check_serial(cache, SHIPPED_LOCK, serial, switch)
     if doubted and pin is None and _own(checkpoint):
         raise NotLocked(

@@ -190,12 +190,18 @@ def adhoc(model: str, source: str, **facts: Any) -> Checkpoint:
 
 
 def user_folder() -> Path:
-    """The folder that `zoo add` writes to, see `named_folder`; one that can't exist where that can't be entered."""
+    """The folder that `zoo add` writes to, see `named_folder`; one that can't exist where that can't be read.
+
+    Raises:
+        BadRecord: ZOO_USER_REGISTRY names it, and it can't be read.
+    """
     folder = named_folder()
     if os.environ.get("ZOO_USER_REGISTRY"):
+        _there("ZOO_USER_REGISTRY", folder)
         return folder
     try:
         folder.stat()
+        os.scandir(folder).close()
     except (PermissionError, NotADirectoryError):  # HOME is another user's, as in a container that runs as `--user 1000`, or no folder
         _warn_of_home(folder)
         return NOWHERE
@@ -221,6 +227,19 @@ def named_folder() -> Path:
         return user_config_path("kernelzoo", appauthor=False) / "registry"
     except RuntimeError:  # this user has no home at all
         return Path("~", ".config", "kernelzoo", "registry")
+
+
+def _there(variable: str, folder: Path) -> bool:
+    """Whether a folder that a variable names is there; one that can't be read is an error, not an empty one."""
+    try:
+        os.scandir(folder).close()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise BadRecord(
+            f"{variable} names {folder}, which can't be read ({error.strerror}): set it to a folder that you may read."
+        ) from error
+    return True
 
 
 def _expanded(variable: str, named: str) -> Path:
@@ -249,7 +268,7 @@ def _folders() -> Iterator[tuple[Path, int]]:
     named = [folder for folder in dict.fromkeys(named) if folder != own]
     yield SHIPPED, len(named) + 1
     for rank, folder in enumerate(named, 1):
-        if not folder.is_dir():
+        if not _there("ZOO_REGISTRY", folder):
             raise BadRecord(f"ZOO_REGISTRY names {folder}, which is no folder")
         yield folder, rank
     yield own, 0

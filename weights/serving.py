@@ -62,8 +62,10 @@ def files_of(folder: str | Path | None) -> Callable[[], Mapping[str, Served]]:
 
     Raises:
         NoSuchFile: there is no such folder, or it has no index.
+        CacheNotWritable: the cache can't be read.
     """
     if folder is None:
+        Cache().check_folder()
         return _blobs
     place = at_home(folder).absolute()
     if not (place / INDEX).is_file():

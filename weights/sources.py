@@ -73,6 +73,14 @@ def switched_on(name: str) -> str | None:
     return None if value.strip().lower() in ("", "0", "false", "no", "off", "n") else f"{name}={value}"
 
 
+def _why_no_folder(folder: Path) -> str:
+    """Say why nothing can be looked up in a folder, "" if it can be."""
+    try:
+        return "" if folder.is_dir() else "does not exist"
+    except OSError as error:
+        return f"can't be looked into ({error.strerror})"
+
+
 def candidates(checkpoint: Checkpoint) -> Iterator[tuple[Address, Address]]:
     """List pairs of what to open and whose note it belongs to: the mirror's names first, then the sources in order.
 
@@ -80,8 +88,8 @@ def candidates(checkpoint: Checkpoint) -> Iterator[tuple[Address, Address]]:
     It may serve only what a recorded hash can judge, and a mirror on http:// only what the full SHA-256 does.
     """
     mirror, folder = _mirror()
-    if folder and not folder.is_dir():
-        log.warning("ZOO_MIRROR names %s, and there is no such folder", folder)
+    if folder and (why := _why_no_folder(folder)):
+        log.warning("ZOO_MIRROR names %s, which %s", folder, why)
     if mirror and (checkpoint.sha256 or checkpoint.published):
         base = Address(folder.as_uri()) if folder else mirror
         last = [file_name(source) for source in checkpoint.sources]
@@ -99,8 +107,8 @@ def mirror_note(checkpoint: Checkpoint) -> str:
     if not mirror:
         return ""
     name = f"The mirror of ZOO_MIRROR{f', {folder},' if folder else ''}"
-    if folder and not folder.is_dir():
-        return f" {name} does not exist."
+    if folder and (why := _why_no_folder(folder)):
+        return f" {name} {why}."
     if not (checkpoint.sha256 or checkpoint.published):
         return f" {name} was not asked, since no hash is known that could judge its file."
     if _bare(mirror) and not checkpoint.sha256:

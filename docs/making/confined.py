@@ -29,7 +29,7 @@ Older kernels are emulated: the confinement uses only what they had.
 AGES = """\
 With the filter and any version of Landlock, nothing acts outside the process. Without Landlock a reader can read your files and not
 change them. Without the filter more is possible, and the command says what. Kernels on x86-64 and ARM64 have the filter since Linux
-3.19, unless they were built without it.
+3.19, unless they were built without it. All attempts were made on x86-64. On ARM64 the filter has only been simulated.
 """
 EACH = """\
 ## Each attempt

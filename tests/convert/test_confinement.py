@@ -8,8 +8,10 @@ import json
 import logging
 import os
 import platform
+import random
 import re
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -211,6 +213,64 @@ def test_arguments_are_checked(machine: str) -> None:
     assert {decide(machine, "prctl", option) for option in (1, 4, 22, 35, 38)} == {"EPERM"}
     assert decide(machine, "madvise", 0, 4096, 4) == ALLOW
     assert decide(machine, "madvise", 0, 4096, 100) == decide(machine, "madvise", 0, 4096, 101) == TRAP
+
+
+@machines
+def test_no_number_is_allowed_but_those_of_the_list(machine: str) -> None:
+    """All numbers of the table, those between and behind them, and those beside where a sign or a half would matter."""
+    draw, odd = random.Random(0), (0, 1, PID, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 1 << 32, 1 << 63, 2**64 - 1)
+    may = {*FREE, *_calls.checked(PID, True, (6, 0, 0, 0))}
+    beside = [2**31 - 1, 2**31, 2**32 - 1, *(bit | number for bit in (1 << 29, 1 << 30, 1 << 31) for number in (0, 56, 63, 93, 280))]
+    for number in [*range(1100), *beside]:
+        name = NAMES[machine].get(number, "")
+        for _ in range(8):
+            arguments = [draw.choice((draw.getrandbits(64), draw.getrandbits(12), *odd)) for _ in range(6)]
+            decision = decide(machine, number, *arguments, threads=draw.random() < 0.5)
+            if name in FREE:
+                assert decision == ALLOW, name
+            elif name not in may:
+                assert decision == (KILL if name in FATAL or number & 1 << 30 else "ENOSYS" if name in TRIED or number >= COMMON else TRAP)
+
+
+def test_both_machines_decide_alike_on_calls_that_both_have() -> None:
+    draw = random.Random(1)
+    one, other = sorted(NUMBERS)
+    for name in sorted(NUMBERS[one].keys() & NUMBERS[other].keys()):
+        for _ in range(20):
+            arguments = [
+                draw.choice((0, PID, draw.getrandbits(8), draw.getrandbits(24), draw.getrandbits(64), *range(40))) for _ in range(6)
+            ]
+            threads = draw.random() < 0.5
+            assert decide(one, name, *arguments, threads=threads) == decide(other, name, *arguments, threads=threads), (name, arguments)
+
+
+@pytest.mark.parametrize("told", [0, 3, 255, 256, (1 << 15) - 1])
+def test_what_hears_of_a_refusal_on_arm64_answers_eperm_and_writes_the_number(told: int) -> None:
+    """The handler's machine code, run step by step: x1 is the signal's siginfo, x2 its ucontext."""
+    info, context, signs = 0x10000, 0x20000, 1 << 64
+    held, stored, calls = {0: 31, 1: info, 2: context}, {}, []
+    code = struct.unpack("<8I", _calls._arm64(told))
+    for word in code:
+        to, base, immediate = word & 31, word >> 5 & 31, word >> 10 & 0xFFF
+        if word >> 23 == 0x1A5 or word >> 23 == 0xA5:  # movz, of 64 or 32 bits
+            assert word >> 21 & 3 == 0
+            held[to] = word >> 5 & 0xFFFF
+        elif word >> 21 == 0x494:  # movn
+            held[to] = ~(word >> 5 & 0xFFFF) % signs
+        elif word >> 22 == 0x244:  # add, of 64 bits, an immediate that is not shifted
+            held[to] = held[base] + immediate
+        elif word >> 22 == 0x3E4:  # str, of 64 bits, scaled by 8
+            stored[held[base] + 8 * immediate] = held[to]
+        elif word == 0xD4000001:  # svc #0
+            calls.append((NAMES["aarch64"][held[8]], held[0], held[1], held[2]))
+        else:
+            assert word == 0xD65F03C0  # ret
+    flags, link, stack, mask, fault = 8, 8, 24, 128, 8  # of ucontext, whose machine's part begins at a multiple of 16
+    registers = (flags + link + stack + mask + 15) // 16 * 16 + fault
+    assert stored == {context + registers: -errno.EPERM % signs}
+    head, address = 16, 8  # of siginfo: three ints and their padding, then the caller's address
+    assert calls == [("write", told, info + head + address, 4)]
+    assert code[-1] == 0xD65F03C0
 
 
 @machines

@@ -392,7 +392,7 @@ def test_a_mirror_that_did_not_help_is_named(
     monkeypatch.setenv("ZOO_MIRROR", str(tmp_path / "gone"))
     with pytest.raises(SourceUnavailable, match="gone, does not exist"):
         weights.get(record(absent, sha256=sha))
-    assert caplog.messages == [f"ZOO_MIRROR names {tmp_path / 'gone'}, and there is no such folder"]
+    assert caplog.messages == [f"ZOO_MIRROR names {tmp_path / 'gone'}, which does not exist"]
     assert fetched(record(hub.file("w", data), sha256=sha)) == data
     monkeypatch.setenv("ZOO_OFFLINE", "1")
     with pytest.raises(Offline, match="gone, does not exist"):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import weights
 from weights import Cache
-from weights.errors import CacheNotWritable
+from weights.errors import WeightsError
+from weights.inventory import inventory
 
 Bytes = Callable[..., bytes]
 ADA, BOB = 65531, 65532
@@ -20,7 +22,7 @@ needs_root = pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="
 
 
 def as_user(user: int, mask: int, action: Callable[[], object]) -> int:
-    """Do something as another user, in a process of its own: 0, 3 if the cache refused, 9 if anything else went wrong."""
+    """Do something as another user, in a process of its own: 0, 3 if it was refused in words of ours, 9 if anything else went wrong."""
     child = os.fork()
     if not child:
         code = 9
@@ -32,8 +34,9 @@ def as_user(user: int, mask: int, action: Callable[[], object]) -> int:
             os.environ["HOME"] = "/nonexistent"
             action()
             code = 0
-        except CacheNotWritable as error:
-            code = 3 if "set ZOO_CACHE" in str(error) else 9
+        except WeightsError as error:
+            code = 3 if "ZOO_" in str(error) else 9
+            os.write(2, f"{error}\n".encode())
         except BaseException as error:
             os.write(2, f"{error!r}\n".encode())
         finally:
@@ -52,13 +55,27 @@ def loads(path: Path) -> Callable[[], object]:
 
 
 @pytest.fixture
-def files(safetensors: Bytes, tmp_path: Path, own_cache: Path) -> list[Path]:
-    """Two files that everybody may read, below folders that everybody may enter."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.getuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o055)
-    own_cache.mkdir(parents=True, exist_ok=True)
-    paths = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+def place() -> Iterator[Path]:
+    """A folder that everybody may enter; pytest's own are shut again whenever another of its processes begins."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def shared(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of both users."""
+    monkeypatch.setenv("ZOO_CACHE", str(place / "cache"))
+    for name, variable in (("own", "ZOO_USER_REGISTRY"), ("hf", "HF_HOME"), ("torch", "TORCH_HOME")):
+        monkeypatch.setenv(variable, str(place / name))
+    (place / "cache").mkdir()
+    return place / "cache"
+
+
+@pytest.fixture
+def files(safetensors: Bytes, place: Path) -> list[Path]:
+    """Two files that everybody may read."""
+    paths = [place / "one.safetensors", place / "two.safetensors"]
     for seed, path in enumerate(paths):
         path.write_bytes(safetensors(5000, seed))
         path.chmod(0o644)
@@ -66,8 +83,8 @@ def files(safetensors: Bytes, tmp_path: Path, own_cache: Path) -> list[Path]:
 
 
 @needs_root
-def test_a_cache_that_two_users_may_write_serves_both(files: list[Path], own_cache: Path) -> None:
-    own_cache.chmod(0o777)
+def test_a_cache_that_two_users_may_write_serves_both(files: list[Path], shared: Path) -> None:
+    shared.chmod(0o777)
     one, two = map(loads, files)
     assert as_user(ADA, 0o000, one) == 0
     assert as_user(BOB, 0o000, one) == 0
@@ -78,13 +95,13 @@ def test_a_cache_that_two_users_may_write_serves_both(files: list[Path], own_cac
     blob.write_bytes(b"damaged")
     os.chown(blob, ADA, ADA)
     assert as_user(BOB, 0o000, one) == 0, "what one user's process damaged, another's mends"
-    assert not list((own_cache / "partial").iterdir())
+    assert not list((shared / "partial").iterdir())
 
 
 @needs_root
-def test_a_cache_of_one_user_serves_others_what_it_has_and_says_what_they_may_not(files: list[Path], own_cache: Path) -> None:
-    os.chown(own_cache, ADA, ADA)
-    own_cache.chmod(0o755)
+def test_a_cache_of_one_user_serves_others_what_it_has_and_says_what_they_may_not(files: list[Path], shared: Path) -> None:
+    os.chown(shared, ADA, ADA)
+    shared.chmod(0o755)
     one, two = map(loads, files)
     assert as_user(ADA, 0o022, one) == 0
     assert as_user(BOB, 0o022, one) == 0
@@ -94,22 +111,64 @@ def test_a_cache_of_one_user_serves_others_what_it_has_and_says_what_they_may_no
 
 
 @needs_root
-def test_a_private_cache_is_refused_to_others_in_words(files: list[Path], own_cache: Path) -> None:
-    os.chown(own_cache, ADA, ADA)
-    own_cache.chmod(0o755)
+def test_a_private_cache_is_refused_to_others_in_words(files: list[Path], shared: Path) -> None:
+    os.chown(shared, ADA, ADA)
+    shared.chmod(0o755)
     one, _ = map(loads, files)
     assert as_user(ADA, 0o077, one) == 0
     assert as_user(BOB, 0o077, one) == 3
 
 
+KEEPING: dict[str, Callable[[], object]] = {
+    "gc": lambda: weights.gc(keep_days=0),
+    "verify": lambda: weights.verify_all(),
+    "list": lambda: inventory(),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("second", [0o000, 0o022, 0o077], ids="then {:03o}".format)
+@pytest.mark.parametrize("first", [0o000, 0o022, 0o077], ids="{:03o}".format)
+def test_whatever_the_masks_each_call_of_each_user_is_done_or_refused_in_words(
+    first: int, second: int, files: list[Path], shared: Path
+) -> None:
+    """In a folder that both may write; what one user's mask keeps from the other is refused, and nothing else goes wrong."""
+    shared.chmod(0o777)
+    one, two = map(loads, files)
+    assert as_user(ADA, first, one) == 0
+    for name, action in {"load": one, "load another": two, **KEEPING}.items():
+        assert as_user(BOB, second, action) == (3 if first == 0o077 or (first and name == "load another") else 0), name
+    for name, action in {"load": one, "load another": two, **KEEPING}.items():
+        assert as_user(ADA, first, action) in ((0,) if second == 0 else (0, 3)), name
+
+
+@needs_root
+@pytest.mark.parametrize("inside", [True, False], ids=["below one that is closed", "closed itself"])
+@pytest.mark.parametrize("variable", ["ZOO_CACHE", "ZOO_USER_REGISTRY", "ZOO_REGISTRY", "ZOO_MIRROR", "HF_HOME", "TORCH_HOME"])
+def test_a_folder_that_a_variable_names_and_the_user_may_not_read_is_said_or_done_without(
+    variable: str, inside: bool, files: list[Path], shared: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.chmod(0o777)
+    (place / "closed").mkdir(mode=0o700)
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    monkeypatch.setenv(variable, str(place / "closed" / "in" if inside else place / "closed"))
+    of_hub = weights.adhoc("ResNet20", "hf://acme/wheels")
+    calls: dict[str, Callable[[], object]] = {"load": loads(files[0]), "of the hub": lambda: weights.get(of_hub, progress=False)}
+    calls |= {**KEEPING, "find": lambda: weights.find("ResNet20"), "all": lambda: weights.checkpoints()}
+    done = {name: as_user(BOB, 0o022, action) for name, action in calls.items()}
+    refusing = {"ZOO_CACHE": {"load", *KEEPING}, "ZOO_USER_REGISTRY": {*calls}, "ZOO_REGISTRY": {"find", "all", *KEEPING}}
+    assert 9 not in done.values(), done
+    assert {name for name, code in done.items() if code == 3} >= refusing.get(variable, set()), done
+
+
 @pytest.mark.parametrize("mask", [0o000, 0o077])
-def test_files_of_the_cache_have_the_modes_that_the_mask_leaves(mask: int, files: list[Path], own_cache: Path) -> None:
+def test_files_of_the_cache_have_the_modes_that_the_mask_leaves(mask: int, files: list[Path], shared: Path) -> None:
     before = os.umask(mask)
     try:
         loads(files[0])()
     finally:
         os.umask(before)
-    found = {path: path.stat().st_mode & 0o777 for path in own_cache.rglob("*")}
+    found = {path: path.stat().st_mode & 0o777 for path in shared.rglob("*")}
     blobs = [path for path in found if path.is_file() and path.parent.parent.name == "sha256"]
     assert blobs
     assert all(found[path] == 0o444 for path in blobs), "nobody writes a blob, and who may enter the folder may read it"

@@ -75,6 +75,38 @@ def test_every_network_is_as_right_as_eager_in_every_dtype(name: str, dtype: str
     assert relative(quick(x), want) <= max(1.25 * eager_error(model, x, DTYPES[dtype], want), 2e-5 if dtype == "float32" else 0.0)
 
 
+class PerImage(nn.Module):
+    """A network that divides each image by its length: 0 by 0 for an image of zeros."""
+
+    def __init__(self, network: nn.Module, length: float) -> None:
+        super().__init__()
+        self.network, self.length = network, length
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x / x.flatten(1).norm(dim=1)[:, None, None, None] * self.length)
+
+
+OF_EACH_KIND = (
+    *("ResNet18", "MobileNetV2_035", "MobileNetV3Small", "EfficientNetB0", "SqueezeNet1_1"),
+    *("DenseNet121", "GoogLeNet", "RegNetY_200MF", "ConvNeXtV2_Atto", "Swin_T"),
+)
+"""Networks that have each kind of kernel among them."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
+def test_nan_that_arises_inside_reaches_the_answer(name: str, dtype: str) -> None:
+    network = calibrated(zoo.CATALOGUE[name], "cuda")
+    x = natural_images((4, 3, network.input_size, network.input_size), torch.device("cuda"), seed=200)
+    model = PerImage(network, x.flatten(1).norm(dim=1).mean().item()).eval()
+    quick = fast(model, "cuda", DTYPES[dtype], example=x, tune="none")
+    assert not why(quick).unchanged
+    x[1] = 0
+    got, want = quick(x), exact(model, x)
+    assert want[1].isnan().all()
+    assert torch.equal(got.isnan(), want.isnan())
+
+
 def test_shapes_that_come_and_go_are_never_stale(resnet: Any) -> None:
     for n, size in ((1, 224), (3, 160), (1, 97), (2, 224), (1, 224), (5, 33), (3, 160)):
         x = torch.randn(n, 3, size, size, device="cuda")

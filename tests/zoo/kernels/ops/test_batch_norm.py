@@ -30,12 +30,14 @@ def layer(channels: int, device: torch.device | str, dtype: torch.dtype = torch.
 
 
 @pytest.mark.parametrize("act", SLOPES)
-def test_slopes_are_autograds_even_at_the_borders(act: str) -> None:
-    z = torch.tensor([-4.0, -3.0, -1.5, -0.0, 0.0, 0.5, 3.0, 5.0, 6.0, 7.0], dtype=torch.float64, requires_grad=True)
-    (expected,) = torch.autograd.grad(ACTIVATIONS[act](z).sum(), z)
-    assert torch.allclose(SLOPES[act](z.detach()), expected, atol=1e-12)
-    if act in BY_OUTPUT:
-        assert torch.allclose(SLOPES[act](ACTIVATIONS[act](z.detach())), expected, atol=1e-12)
+def test_slopes_are_autograds_even_at_the_borders_and_of_nan(act: str) -> None:
+    z = torch.tensor([-4.0, -3.0, -1.5, -0.0, 0.0, 0.5, 3.0, 5.0, 6.0, 7.0, torch.nan], dtype=torch.float64, requires_grad=True)
+    for behind in (1.0, torch.inf, torch.nan):
+        gradient = torch.full_like(z, behind)
+        (expected,) = torch.autograd.grad(ACTIVATIONS[act](z), z, gradient)
+        assert torch.allclose(SLOPES[act](gradient, z.detach()), expected, atol=1e-12, equal_nan=True)
+        if act in BY_OUTPUT:
+            assert torch.allclose(SLOPES[act](gradient, ACTIVATIONS[act](z.detach())), expected, atol=1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize("act", SLOPES)
