@@ -24,6 +24,8 @@ OPTIMISED = ("opt", "target")
 """Where an optimiser of Flax's first years keeps the parameters."""
 LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 STATISTICS = ("mean", "var")
+OWN = "_"
+"""Ends the name of a tensor whose own name is one of Flax's leaves: of a module's `scale` that is no weight there."""
 LAYOUTS = {2: "IO", 3: "WIO", 4: "HWIO", 5: "DHWIO"}
 """How kernels of so many axes are stored. A ConvTranspose's too, with the channels that go in before those that come out."""
 SKIPPED = ("opt_state", "optimizer", "opt", "tx", "rngs", "rng", "step", "ema", "ema_params", "dropout_rng")
@@ -82,6 +84,8 @@ def _described(path: Path, stored: Stored) -> tuple[str, Stored]:
     module, shape = ".".join(modules), stored.stored_shape
     if heads := _with_heads(modules, leaf, shape):
         return f"{module}.{LEAVES[leaf]}", replace(stored, steps=heads)
+    if leaf.removesuffix(OWN) in LEAVES and leaf.endswith(OWN):
+        return ".".join((*modules, leaf.removesuffix(OWN))), stored
     special = any(ATTENTION.search(part) for part in modules[-1:]) and len(shape) != 4
     if leaf not in LEAVES or special or (leaf in STATISTICS and len(shape) != 1):
         return ".".join(path), stored
@@ -117,7 +121,7 @@ def _to_heads(part: Part, raw: Stored) -> Stored:
 def _raw_leaf(part: Part, leaf: str, stored: Stored, convention: str | None) -> tuple[Path, Stored]:
     shape = stored.shape
     back = {value: key for key, value in LEAVES.items()}
-    name = back.get(leaf, leaf)
+    name = back.get(leaf, f"{leaf}{OWN}" if leaf in LEAVES.keys() - LEAVES.values() else leaf)
     collection = "batch_stats" if name in STATISTICS else "params"
     raw = stored
     if leaf == "weight":
