@@ -168,7 +168,7 @@ def _tidy(model: Any, state: Mapping[str, Any], onnx: Any) -> dict[str, Any]:
 
 
 def _unfold(graph: Any, state: Mapping[str, Any], onnx: Any) -> None:
-    """Ask for what the exporter has changed and then left out: transposed weights of dense layers, and vectors with axes of 1 beside them."""
+    """Ask for what the exporter has changed and then left out: transposed weights of dense layers, and vectors with more axes."""
     given = {one.name: one for one in graph.input if one.name not in state}
     asked = {one.name for one in graph.input}
     same = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity" and node.input[0] in given}

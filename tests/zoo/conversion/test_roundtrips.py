@@ -60,9 +60,7 @@ class ThinAttention(CAFormer, widths=(8, 16, 32, 64), blocks=(1, 1, 1, 1), stoch
 
 
 @pytest.mark.parametrize(("cls", "unread"), [(ThinPool, {"openvino"}), (ThinAttention, set[str]())])
-def test_tensors_that_modules_hold_beside_their_layers_come_home_or_are_refused(
-    cls: type[Model], unread: set[str], tmp_path: Path
-) -> None:
+def test_tensors_that_modules_hold_beside_their_layers_come_home_or_are_refused(cls: type[Model], unread: set[str], tmp_path: Path) -> None:
     """Layer scales and StarReLU's numbers are called as some frameworks call weights of their own."""
     network = cls(num_classes=10)
     network.load_state_dict(randomised(network))

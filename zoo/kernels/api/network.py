@@ -418,6 +418,10 @@ class Fast(nn.Module):
             if self.part and self._plain_copy is not None:
                 inner = getattr(self._plain_copy, self.part).report()
                 return replace(inner, unchanged=f"{self.unchanged}; {inner.unchanged}".rstrip("; "))
+            self._keep_proofs()
+            if not self._stale and (changed := self._changed()):
+                redo = "the network itself answers, until fast(plain(model)) again"
+                return Report([], f"{changed}: {redo}", str(self.device), self.precision, [], list(self.told))
             plans = [built.report for built in self._plans.values()]
             told = list(self.told)
             if self.device.type == "cpu" and self.precision == "float32" and plans and not told and not self.unchanged:
