@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from convert._guard import MAX_TENSORS
 from convert.core import COUNTER
 from convert.source import Convention, Part, Stored, laid_out, reflattened
 from convert.steps import Reshape, Step, Transpose, from_layout
-from weights.errors import ConvertError
+from weights.errors import ConvertError, LimitExceeded
 
 Path = tuple[str, ...]
 
@@ -22,6 +23,8 @@ INTO_HEADS, OUT_OF_HEADS = ("query", "key", "value"), "out"
 """Dense layers of attention: kernels of (in, heads, channels), and of (heads, channels, out)."""
 OPTIMISED = ("opt", "target")
 """Where an optimiser of Flax's first years keeps the parameters."""
+STACKED = "encoderblock"
+"""The module in which big_vision's `scan` keeps all blocks of a vision transformer."""
 LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 STATISTICS = ("mean", "var")
 OWN = "_"
@@ -60,12 +63,43 @@ def weights(flat: Mapping[Path, Stored]) -> tuple[dict[Path, Stored], list[str]]
 def canonical(found: Mapping[Path, Stored]) -> dict[str, Stored]:
     """Give the tensors PyTorch's leaf names and the steps to its form."""
     tensors: dict[str, Stored] = {}
-    for path, stored in found.items():
+    for path, stored in unstacked(found).items():
         name, described = _described(path, stored)
         if name in tensors:
             raise ConvertError(f"{tensors[name].origin} and {stored.origin} are the same tensor of one network: {name}")
         tensors[name] = described
     return tensors
+
+
+def unstacked(found: Mapping[Path, Stored]) -> dict[Path, Stored]:
+    """Take blocks apart that big_vision's `scan` keeps in one tensor, the first axis of which counts them.
+
+    Raises:
+        ConvertError: its tensors are of different numbers of blocks.
+        LimitExceeded: there would be more tensors than any network has.
+    """
+    stacked = {path: stored for path, stored in found.items() if STACKED in path[:-1]}
+    counts = {stored.stored_shape[0] if stored.stored_shape else 0 for stored in stacked.values()}
+    if not stacked:
+        return dict(found)
+    if len(counts) > 1 or 0 in counts:
+        raise ConvertError(
+            f"the tensors of {STACKED} should have one axis for the blocks before the others, and have {sorted(counts)} of them"
+        )
+    (count,) = counts
+    if count * len(stacked) > MAX_TENSORS:
+        raise LimitExceeded(f"{count} blocks in {len(stacked)} tensors are more than {MAX_TENSORS} tensors")
+    apart = {path: stored for path, stored in found.items() if path not in stacked}
+    for path, stored in stacked.items():
+        place = path.index(STACKED)
+        for index in range(count):
+            apart[*path[:place], f"{STACKED}_{index}", *path[place + 1 :]] = _block(stored, index)
+    return apart
+
+
+def _block(stored: Stored, index: int) -> Stored:
+    """Return one of the blocks that a tensor holds one behind the other."""
+    return Stored(f"{stored.origin}[{index}]", stored.stored_shape[1:], stored.stored_dtype, lambda: stored.load()[index])
 
 
 def raw(parts: Sequence[Part], convention: str | None) -> Iterator[tuple[Path, Stored]]:
