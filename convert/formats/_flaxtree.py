@@ -83,9 +83,8 @@ def unstacked(found: Mapping[Path, Stored]) -> dict[Path, Stored]:
     if not stacked:
         return dict(found)
     if len(counts) > 1 or 0 in counts:
-        raise ConvertError(
-            f"the tensors of {STACKED} should have one axis for the blocks before the others, and have {sorted(counts)} of them"
-        )
+        counted = sorted(counts)
+        raise ConvertError(f"the tensors of {STACKED} should have one axis for the blocks before the others, and have {counted} of them")
     (count,) = counts
     if count * len(stacked) > MAX_TENSORS:
         raise LimitExceeded(f"{count} blocks in {len(stacked)} tensors are more than {MAX_TENSORS} tensors")
@@ -93,7 +92,10 @@ def unstacked(found: Mapping[Path, Stored]) -> dict[Path, Stored]:
     for path, stored in stacked.items():
         place = path.index(STACKED)
         for index in range(count):
-            apart[*path[:place], f"{STACKED}_{index}", *path[place + 1 :]] = _block(stored, index)
+            one = (*path[:place], f"{STACKED}_{index}", *path[place + 1 :])
+            if one in apart:
+                raise ConvertError(f"{apart[one].origin} is there beside {stored.origin}, which holds the same block")
+            apart[one] = _block(stored, index)
     return apart
 
 
