@@ -228,7 +228,9 @@ def _known(
     if (known is not None and known.model == unknown.model) or (beside := read()) is None:
         return _recognised(unknown, sha256, data)
     if not beside.preprocessing:
-        log.warning("%s is in no registry, and %s do not say how its images are prepared", unknown.sources[0], " and ".join(beside.files))
+        files = " and ".join(beside.files)
+        say = "do not say" if len(beside.files) > 1 else "does not say"
+        log.warning("%s is in no registry, and %s %s how its images are prepared", unknown.sources[0], files, say)
     return beside.record(unknown, model, options).hashed(sha256)
 
 
