@@ -140,6 +140,8 @@ def _with_constant(b: Builder, operator: Operator, x: Value, place: int) -> bool
     if stored is None or count is None or (operator.op == "Div" and place == 1) or operator.op not in ("Add", "Sub", "Mul", "Div"):
         return False
     pixels = b.ops[x.node] in ("input", "affine", "permute_channels")
+    if not pixels and b.own(name, single=count == 1):
+        return False
     if operator.op in ("Add", "Mul") and count > 1 and not pixels:
         leaf = "weight" if operator.op == "Mul" else "bias"
         module = b.module(operator, {leaf: name})

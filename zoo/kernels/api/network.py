@@ -518,6 +518,10 @@ class Fast(nn.Module):
                 from zoo.kernels.api.parts import together
 
                 return together([part.report() for part in self._fast_parts], self.unchanged)
+            self._keep_proofs()
+            if not self._stale and (changed := self._changed()):
+                redo = "the network itself answers, until fast(plain(model)) again"
+                return Report([], f"{changed}: {redo}", str(self.device), self.precision, [], list(self.told))
             plans = [built.report for built in self._plans.values()]
             told = [*self.told, *(self._background.told() if self._background is not None else [])]
             if self.device.type == "cpu" and self.precision == "float32" and plans and not told and not self.unchanged:
