@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from convert import certificate, home, names, sandbox
 from convert.certificate import Certificate, Evidence
 from convert.core import COUNTER
+from convert.network import Layer
 from convert.source import Convention, Source, Stored
 from convert.writing import parts
 from weights import Preprocessing
@@ -28,6 +29,8 @@ from zoo.conversion.proof_images import Pictures, image_shape, natural, prepared
 from zoo.conversion.result import Conversion, metadata, not_proven
 from zoo.networks.model import Model
 
+FOLDED_APART = 1e-6
+"""Largest difference of a folded tensor, by its largest number: a few roundings to float32, of 6e-8 each."""
 DEFAULT_NAMING = {"keras": "keras", "bson": "metalhead", "jld2": "metalhead", "flax": "flax", "theano": "lasagne"}
 """The naming that a framework's users expect; ours in every other format."""
 
@@ -85,6 +88,9 @@ def _read_back(
         if not differing:
             detail = f"the {name} file read again gives every one of {len(state)} tensors bit for bit"
             proof = Evidence("read back", True, 0.0, detail, [])
+        elif (worst := _apart_but_folded(again.adopted.tensors, state, foreign.layers)) <= FOLDED_APART:
+            detail = f"the {name} file read again gives every layer with its BatchNorm folded to the rounding of float32, {worst:.1g}"
+            proof = Evidence("read back", True, worst, detail, [])
         else:  # a BatchNorm's scale had to be folded: other numbers, the same network
             image = prepared(natural(1, *image_shape(network)).double() / 255, made.preprocessing).float()
             with torch.no_grad():
@@ -96,6 +102,56 @@ def _read_back(
             proof,
             *([] if inside else _there(again, network, made, isolated)),
         ]  # export runs a file with its preprocessing inside itself
+
+
+def _apart_but_folded(found: Mapping[str, Stored], state: Mapping[str, Tensor], layers: Sequence[Layer]) -> float:
+    """Tell how far two networks are apart when each BatchNorm is folded into the layer before it, and is a scale and a shift elsewhere.
+
+    Returns:
+        The largest difference of a tensor, by its largest number; infinite where something else than a BatchNorm differs.
+    """
+    from convert.formats._torch import stored
+
+    there, here = dict(found), {name: stored(name, tensor) for name, tensor in state.items()}
+    known = {layer.name: layer for layer in layers}
+    worst, done = 0.0, set[str]()
+    for norm in (layer for layer in layers if layer.kind == "norm" and f"{layer.name}.running_var" in state):
+        before = known.get(norm.inputs[0]) if len(norm.inputs) == 1 and norm.direct else None
+        alone = before is not None and before.kind not in ("norm", "other") and sum(before.name in other.inputs for other in layers) == 1
+        names = [norm.name, *([before.name] if before is not None and alone else [])]
+        done.update(name for name in state if name.rpartition(".")[0] in names)
+        if any(name not in there for name in done):
+            return float("inf")
+        both = [_folded(tensors, norm, before if alone else None) for tensors in (there, here)]
+        worst = max([worst, *(_part(a, b) for a, b in zip(*both, strict=True))])
+    rest = {name: tensor for name, tensor in state.items() if name not in done}
+    return worst if not _differing(found, rest) else float("inf")
+
+
+def _folded(tensors: Mapping[str, Stored], norm: Layer, before: Layer | None) -> tuple[np.ndarray, ...]:
+    """Fold a BatchNorm into the layer before it, or say it as a scale and a shift, in float64."""
+
+    def held(name: str, otherwise: float) -> Any:
+        return np.asarray(tensors[name].array(), np.float64) if name in tensors else np.full((), otherwise)
+
+    scale = held(f"{norm.name}.weight", 1) / np.sqrt(held(f"{norm.name}.running_var", 1) + (norm.eps or 0.0))
+    shift = held(f"{norm.name}.bias", 0) - held(f"{norm.name}.running_mean", 0) * scale
+    if before is None:
+        return scale, shift
+    weight, groups = held(f"{before.name}.weight", 1), before.groups
+    if before.kind == "transposed":  # whose kernels lie (in, out / groups, H, W)
+        weight = weight.reshape(groups, -1, *weight.shape[1:])
+        wide = scale.reshape(groups, 1, -1, *(1,) * (weight.ndim - 3))
+    else:
+        wide = scale.reshape(-1, *(1,) * (weight.ndim - 1))
+    return weight * wide, shift + held(f"{before.name}.bias", 0) * scale
+
+
+def _part(a: np.ndarray, b: np.ndarray) -> float:
+    """Tell the largest difference by the largest number; zero where both are zeros."""
+    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    return float(np.abs(a - b).max(initial=0) / max(float(np.abs(b).max(initial=0)), 1e-300))
 
 
 def _headless(network: Model) -> bool:
