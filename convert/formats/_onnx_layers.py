@@ -147,12 +147,16 @@ def _plain(b: Builder, leaf: str, name: str, mean: str) -> bool:
 
 def prelu(b: Builder, operator: Operator) -> bool:
     x, slope = b.value(operator), b.constant(operator, 1)
-    if x is None or slope is None or per_channel(slope.shape, x) is None:
+    if x is None or slope is None:
+        return False
+    wide = slope.shape[:1] if x.layout == "flat" and slope.shape[1:] == (1, 1) else slope.shape  # a map's, of a vector
+    if per_channel(wide, x) is None:
         return False
     module = b.module(operator, {"weight": operator.inputs[1]})
     if module is None:
         return False
     b.keep(module, "weight", operator.inputs[1])
+    b.tensors[f"{module}.weight"] = slope.reshape(math.prod(slope.shape))
     return b.gives(operator, Value(b.emit(module, "prelu", [x]), x.shape, x.layout))
 
 

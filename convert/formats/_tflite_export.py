@@ -182,8 +182,12 @@ class _Writer:
                 self.constants[node.output[0]] = onnx.numpy_helper.to_array(node.attribute[0].t)
         self.origins = {name: name for name in self.constants}
         for node in self.graph.node:
-            if node.op_type in ("Transpose", "Identity") and node.input[0] in self.constants:  # a dense layer's weight, as MatMul wants it
+            if (
+                node.op_type in ("Transpose", "Identity", "Reshape") and node.input[0] in self.constants
+            ):  # a dense layer's weight, as MatMul wants it
                 held, perm = self.constants[node.input[0]], [list(one.ints) for one in node.attribute if one.name == "perm"]
+                if node.op_type == "Reshape":
+                    held = held.reshape(self.constants[node.input[1]])
                 self.constants[node.output[0]] = held.transpose(perm[0] if perm else None) if node.op_type == "Transpose" else held
                 self.origins[node.output[0]] = self.origins[node.input[0]]
         values = [*self.graph.value_info, *self.graph.input, *self.graph.output]
@@ -196,6 +200,7 @@ class _Writer:
         self.size_bytes = 0
         self.folded: dict[str, Any] = {}
         self.numbers: list[_Numbers] = []
+        self.named = set[str]()
 
     def file(self, metadata: Mapping[str, str]) -> bytes:
         """Say the whole graph, and pack it."""
@@ -291,6 +296,11 @@ class _Writer:
         """Keep a constant."""
         found = np.asarray(array)
         found = found.astype(np.int32 if found.dtype.kind in "iu" else np.float32, copy=False)
+        if name and name in self.named:
+            raise ConvertError(
+                f"{self.path}: {name.rpartition('/')[0]} is called more than once, which a TFLite file can't say; .onnx and .xml can"
+            )
+        self.named.add(name)
         return self._tensor(name or f"constant_{len(self.tensors)}", found.shape, found)
 
     def value(self, name: str, rank: int = 0) -> int:
@@ -542,9 +552,9 @@ def _leaky(out: _Writer, node: _Node) -> None:
 
 def _prelu(out: _Writer, node: _Node) -> None:
     slope = node.constant(1)
-    if slope is None or len(node.shape) != 4:
+    if slope is None or len(node.shape) not in (2, 4):
         node.refuse("has a slope that is computed")
-    wide = np.broadcast_to(slope.reshape(1, 1, -1), (1, 1, node.shape[1]))
+    wide = slope.reshape((1,) * (len(node.shape) - 2) + (-1,))
     out.done(node.output, out.add("PRELU", [out.value(node.inputs[0]), out.held(wide, f"{node.module}/weights")], node.lies))
 
 
