@@ -60,7 +60,7 @@ def read(path: Path) -> Source:
             f"OpenVINO IR version {net.version}" + (f", {net.name}" if net.name else ""),
             net.files.size_bytes,
             "OpenVINO IR",
-            facts={"layers": str(len(net.layers))},
+            facts={"layers": str(len(net.layers)), **({_openvino_xml.NOTES: net.notes} if net.notes else {})},
             notes=said.notes,
             close=net.files.close,
         )
