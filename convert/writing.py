@@ -90,7 +90,7 @@ def fold_scales(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[s
         if "weight" not in row.lacks or row.kind != "norm" or layer is None or name not in made:
             continue
         gamma = made[name].array()
-        before = layer.inputs[0] if len(layer.inputs) == 1 else ""
+        before = layer.inputs[0] if len(layer.inputs) == 1 and layer.direct else ""
         alone = sum(before in other.inputs for other in layers) == 1
         if (gamma == 1).all() or not alone or f"{before}.weight" not in made:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,12 @@ def write(
     example = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
     model = onnx.load_from_string(_traced(twin, example, opset))
     wanted = _tidy(model, twin.state_dict(), onnx)
+    if lost := [given.name for given in model.graph.input if given.name != "images" and given.name not in wanted]:
+        readers = [node.name.strip("/") or node.op_type for node in model.graph.node if lost[0] in node.input]
+        raise ConvertError(
+            f"{path}: PyTorch's exporter changed a parameter on the way to {', '.join(readers[:3])} and did not say which it was; "
+            "keep it in a layer of torch.nn, unchanged"
+        )
     if preprocessing is not None:
         _prepend(model, preprocessing, input_shape, onnx)
     del model.metadata_props[:]
@@ -168,7 +175,7 @@ def _tidy(model: Any, state: Mapping[str, Any], onnx: Any) -> dict[str, Any]:
 
 
 def _unfold(graph: Any, state: Mapping[str, Any], onnx: Any) -> None:
-    """Ask for what the exporter has changed and then left out: transposed weights of dense layers, and vectors with more axes."""
+    """Ask for what the exporter has changed and then left out: transposed weights, slopes, and vectors with more axes."""
     given = {one.name: one for one in graph.input if one.name not in state}
     asked = {one.name for one in graph.input}
     same = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity" and node.input[0] in given}
@@ -179,7 +186,19 @@ def _unfold(graph: Any, state: Mapping[str, Any], onnx: Any) -> None:
             graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, list(state[name].shape)))
             asked.add(name)
 
+    slopes: dict[str, str] = {}
     for node in graph.node:
+        if node.op_type == "PRelu" and (asked_as := same.get(node.input[1], node.input[1])) in given:
+            weight = f"{scope(Operator(node.op_type, node.name, '', [], [], {}))}.weight"
+            weight = weight if weight in state else slopes.get(asked_as, "")  # a module that is called again has another name there
+            if weight and math.prod(state[weight].shape) == math.prod(_dims(given[asked_as])):
+                slopes[asked_as] = weight
+                ask(weight)
+                place = node.name.rpartition("/")[0]
+                shape = onnx.numpy_helper.from_array(np.array(_dims(given[asked_as]), np.int64), f"{place}/shape")
+                graph.initializer.append(shape)
+                node.input[1] = f"{place}/Reshape_output_0"
+                nodes.append(onnx.helper.make_node("Reshape", [weight, shape.name], [node.input[1]], f"{place}/Reshape"))
         right = same.get(node.input[1], node.input[1]) if node.op_type == "MatMul" else ""
         place, weight = node.name.rpartition("/")[0], f"{scope(Operator(node.op_type, node.name, '', [], [], {}))}.weight"
         if right in given and weight in state and tuple(state[weight].shape) == _dims(given[right])[::-1]:
