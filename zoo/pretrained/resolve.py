@@ -36,6 +36,7 @@ from weights.places import at_home, hub_parts
 from zoo.conversion.beside import Beside, beside_file, beside_source
 from zoo.conversion.pixels import known_pixels
 from zoo.networks.model import Model
+from zoo.networks.published import Published
 from zoo.pretrained.records import find_record, to_safetensors, unknown
 from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
 from zoo.variants import described
@@ -68,7 +69,7 @@ def find(
             tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
             raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
         if path.is_dir() and is_run(path):
-            return _of_run(model, path)
+            return of_run(model, path)
         if why := unfinished(path):
             raise UnknownWeights(why)
         try:
@@ -112,7 +113,7 @@ def _check_format(source: str) -> None:
         )
 
 
-def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
+def of_run(model: type[Published], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Read the result of `zoo finetune`: its folder holds a row of the registry and the file that the row promises."""
     record = read_row(folder)
     if record.model != model.variant().__name__:
