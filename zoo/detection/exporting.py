@@ -122,7 +122,7 @@ class AllRegions(nn.Module):
         where, score, kind, image = rpn.candidates(*found, anchors, size)
         apart = (image * len(levels) * 2 + kind).to(where.dtype) * float(max(images.shape[2:]) + 1)
         kept = nms(where + apart[:, None], score, rpn.overlap)
-        rank = (image[kept][:, None] == torch.arange(images.shape[0], device=images.device)).cumsum(0)
+        rank = (image[kept][:, None] == torch.arange(images.shape[0], device=images.device)).long().cumsum(0)
         kept = kept[rank.gather(1, image[kept][:, None])[:, 0] <= rpn.most]
         where, image = where[kept], image[kept]
         likely, coded = self.model.roi_heads.classify(self.crops(levels, where, image, (images.shape[2], images.shape[3])))

@@ -65,7 +65,7 @@ def photographs(count: int) -> torch.Tensor:
     return torch.nn.functional.interpolate(torch.rand(count, 3, 8, 8, generator=random), size=(160, 192), mode="bicubic").clamp(0, 1)
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore:Exporting aten::index")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
 def test_an_exported_rcnn_answers_any_batch_images_without_things_and_without_proposals(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
