@@ -92,11 +92,11 @@ class Proposals(nn.Module):
             score, at = found.topk(min(most, found.shape[1]), 1)
             boxes.append(decode(code.gather(1, at[..., None].expand(-1, -1, 4)), start[at]))
             scores.append(score.sigmoid())
-            kinds.append(torch.full_like(at, number))
-        where, score, kind = clip(torch.cat(boxes, 1), sizes), torch.cat(scores, 1), torch.cat(kinds, 1)
+            kinds.append(torch.full((at.shape[1],), number, device=at.device))
+        where, score, kind = clip(torch.cat(boxes, 1), sizes), torch.cat(scores, 1), torch.cat(kinds)
         wide = (where[..., 2:] - where[..., :2] >= self.smallest).all(-1)
         image, at = (wide & (score >= self.least)).nonzero(as_tuple=True)
-        return where[image, at], score[image, at], kind[image, at], image
+        return where[image, at], score[image, at], kind[at], image
 
     def losses(self, logits: Tensor, codes: Tensor, anchors: Tensor, targets: list[Target]) -> Outputs:
         """Return the losses of 256 anchors of each image, at most half of them on something."""
