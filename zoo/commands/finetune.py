@@ -215,14 +215,14 @@ def _teach(task: str, given: dict[str, Any], more: list[str] | None, option: lis
             if "data" not in given:
                 raise typer.BadParameter("which photographs? COCO's JSON, a VOC or YOLO folder, or --resume FOLDER", param_hint="DATA")
             name, tag = read_names(given["model"], given.get("tag"))
-            cls, folder = any_class(name), makeable(given.get("folder", Path("runs/finetune")))
-            built = build_options(option, cls)
+            folder = makeable(given.get("folder", Path("runs/finetune")))
+            built = build_options(option, any_class(name))
             if "num_classes" in built:
                 raise typer.BadParameter("the data say how many classes there are; leave num_classes out", param_hint="--option")
             how = {key: given.get(key) for key in ("val", "images", "split", "device")} | {"side": given.get("size")}
             begins = {"weights": tag, "from_scratch": "scratch" in given, "options": built, "restart": "restart" in given}
             try:
-                run = teach(cls, given["data"], folder, done=done, **how, **begins, **settings)
+                run = teach(name, given["data"], folder, done=done, **how, **begins, **settings)
             except FileExistsError:
                 todo = f"zoo finetune --resume {folder} goes on with it, --restart throws it away; or name another folder with --out"
                 raise FileExistsError(f"'{folder}' holds a run: {todo}") from None

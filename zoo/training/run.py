@@ -27,7 +27,7 @@ from zoo.pretrained.run_folder import CONFIG, ROW, write_result
 from zoo.pretrained.trained import trained
 from zoo.segmentation.segmenter import Segmenter
 from zoo.training.detectors import read_known, train_detector
-from zoo.training.loop import STATE, LearningSettings
+from zoo.training.loop import STATE, LearningSettings, Learnt
 from zoo.training.pixel_truths import Painted, read_painted
 from zoo.training.segmenters import SIDE, measure_segmenter, train_segmenter
 
@@ -124,59 +124,69 @@ def teach(
     with world(device) as here:
         if resume:
             facts = _known(folder)
-            model, data, val, images, split = facts["model"], facts["data"], facts["val"], facts["images"], facts["split"]
-            side, settings = facts["side"], facts["settings"]
+            cls: Any = any_class(facts["model"])
         elif (folder / CONFIG).exists() and (folder / STATE).exists() and not restart:  # one without a state has learnt nothing yet
             raise FileExistsError(
                 f"'{folder}' holds a run: resume=True goes on with it, restart=True throws it away; or name another folder"
             )
-        if model is None or data is None:
-            raise ValueError(
-                'teach() needs a network and annotated photographs: teach("SSDlite320_MobileNet_V3_Large", "annotations.json")'
-            )
-        cls = any_class(model) if isinstance(model, str) else model
-        how = LearningSettings(**settings)
-        read = _reader(cls, images, split, side)
-        part, aside = _parts(read(data), None if val is None else read(val), how.seed)
+        elif model is None or data is None:
+            raise ValueError('teach() needs a network and photographs: teach("SSDlite320_MobileNet_V3_Large", "annotations.json")')
+        else:
+            cls = any_class(model) if isinstance(model, str) else model
+            paths = {"data": data, "val": val, "images": images}
+            facts = {name: None if path is None else os.fspath(path) for name, path in paths.items()}
+            facts |= {"split": split, "side": side, "settings": asdict(LearningSettings(**settings))}
+        how = LearningSettings(**facts["settings"])
+        read = _reader(cls, facts["images"], facts["split"], facts["side"])
+        part, aside = _parts(read(facts["data"]), None if facts["val"] is None else read(facts["val"]), how.seed)
         classes = part.classes if isinstance(part, Painted) else ("background", *part.classes)
         if resume:
-            facts_options, network = facts["options"], cls(num_classes=len(classes), **facts["options"])
+            network = cls(num_classes=len(classes), **facts["options"])
         else:
-            network, facts = _begin(cls, len(classes), weights, from_scratch, options or {}, how.seed)
-            facts |= {"data": os.fspath(data), "val": None if val is None else os.fspath(val), "split": split, "side": side}
-            facts |= {"images": None if images is None else os.fspath(images), "settings": asdict(how)}
-            facts_options = facts["options"]
+            network, begun = _begin(cls, len(classes), weights, from_scratch, options or {}, how.seed)
+            facts |= begun
             if here.first:
-                folder.mkdir(parents=True, exist_ok=True)
-                for stale in (ROW, STATE):
-                    (folder / stale).unlink(missing_ok=True)
-                write_whole(folder / CONFIG, json.dumps(facts, indent=1) + "\n")
+                _write(facts, folder)
             here.barrier()
-        network = network.to(here.device)
-        more: dict[str, Any] = {"done": done if here.first else None, **asdict(how)}
-        if isinstance(part, Painted):
-            learnt = train_segmenter(network, part, folder, side=side or SIDE, **more)
-        else:
-            learnt = train_detector(network, part, folder, **more)
-        measured = _measured(network, aside, classes) if here.first and aside is not None else {}
-        seen = len(part.photographs), 0 if aside is None else len(aside.photographs)
-        loaded = None
-        if here.first:
-            write_result(
-                folder,
-                {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()},
-                model=cls.variant().__name__,
-                options=facts_options,
-                classes=classes,
-                preprocessing=_steps(facts["preprocessing"]),
-                base=facts["base"],
-                metrics={name: round(100 * value, 4) for name, value in measured.items()},
-                metrics_data=f"{seen[1]} photographs of {val or data}" if measured else None,
-            )
-            loaded = trained(cls, folder)
+        learnt = _learn(network.to(here.device), part, folder, facts["side"], how, done if here.first else None)
+        loaded, measured = _leave(cls, network, facts, classes, aside, folder) if here.first else (None, {})
         here.barrier()
     last = learnt.losses[-max(1, len(learnt.losses) // how.epochs) :]
+    seen = len(part.photographs), 0 if aside is None else len(aside.photographs)
     return Taught(folder, loaded, tuple(classes), learnt.steps, learnt.resumed, sum(last) / max(1, len(last)), measured, seen)
+
+
+def _write(facts: Mapping[str, Any], folder: Path) -> None:
+    """Begin a run in a folder: what an earlier one left there goes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in (ROW, STATE):
+        (folder / stale).unlink(missing_ok=True)
+    write_whole(folder / CONFIG, json.dumps(facts, indent=1) + "\n")
+
+
+def _learn(network: Any, part: Known | Painted, folder: Path, side: int | None, how: LearningSettings, done: Done | None) -> Learnt:
+    if isinstance(part, Painted):
+        return train_segmenter(network, part, folder, side=side or SIDE, done=done, **asdict(how))
+    return train_detector(network, part, folder, done=done, **asdict(how))
+
+
+def _leave(
+    cls: Any, network: Any, facts: Mapping[str, Any], classes: Sequence[str], aside: Known | Painted | None, folder: Path
+) -> tuple[Any, dict[str, float]]:
+    """Measure what was learnt, and write the weights with their record; return the network as `trained` loads it, and its numbers."""
+    measured = {} if aside is None else _measured(network, aside, classes)
+    write_result(
+        folder,
+        {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()},
+        model=cls.variant().__name__,
+        options=facts["options"],
+        classes=classes,
+        preprocessing=_steps(facts["preprocessing"]),
+        base=facts["base"],
+        metrics={name: round(100 * value, 4) for name, value in measured.items()},
+        metrics_data=f"{len(aside.photographs)} photographs of {facts['val'] or facts['data']}" if measured and aside is not None else None,
+    )
+    return trained(cls, folder), measured
 
 
 def task_of(folder: Path) -> str:

@@ -73,7 +73,7 @@ def test_an_exported_rcnn_answers_any_batch_images_without_things_and_without_pr
     whole = AllRegions(model)
     batch, _ = model.transform(list(photographs(3)))
     with torch.no_grad():
-        found = whole.settle(*whole(batch.images), 3, threshold=0.3, overlap=0.5)
+        found = whole.settle(*whole(batch.images), count=3, threshold=0.3, overlap=0.5)
         expected = model.run(batch, None, 0.3, 0.5)
     for one, other in zip(expected, found, strict=True):
         assert len(one["boxes"]) == len(other["boxes"]) > 5
@@ -88,12 +88,12 @@ def test_an_exported_rcnn_answers_any_batch_images_without_things_and_without_pr
     session = onnxruntime.InferenceSession(file)
     for count in (1, 3):
         outputs = [torch.from_numpy(array) for array in session.run(None, {"images": batch.images[:count].numpy()})]
-        again = whole.settle(*outputs, count, threshold=0.3, overlap=0.5)
+        again = whole.settle(*outputs, count=count, threshold=0.3, overlap=0.5)
         for one, other in zip(expected, again, strict=False):
             assert len(one["boxes"]) == len(other["boxes"])
             torch.testing.assert_close(other["scores"], one["scores"], rtol=0, atol=1e-4)
             torch.testing.assert_close(other["boxes"], one["boxes"], rtol=0, atol=1e-2)
-        assert [len(one["boxes"]) for one in whole.settle(*outputs, count, threshold=0.99999, overlap=0.5)] == [0] * count
+        assert [len(one["boxes"]) for one in whole.settle(*outputs, count=count, threshold=0.99999, overlap=0.5)] == [0] * count
     with torch.no_grad():
         for layer in model.rpn.head.modules():
             if isinstance(layer, torch.nn.Conv2d) and layer.out_channels == model.rpn.anchor_generator.per_pixel:
@@ -103,4 +103,4 @@ def test_an_exported_rcnn_answers_any_batch_images_without_things_and_without_pr
     )
     outputs = [torch.from_numpy(array) for array in onnxruntime.InferenceSession(file).run(None, {"images": batch.images.numpy()})]
     assert [len(output) for output in outputs] == [0, 0, 0]
-    assert [len(one["boxes"]) for one in whole.settle(*outputs, 3, threshold=0.3, overlap=0.5)] == [0, 0, 0]
+    assert [len(one["boxes"]) for one in whole.settle(*outputs, count=3, threshold=0.3, overlap=0.5)] == [0, 0, 0]
