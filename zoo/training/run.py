@@ -121,10 +121,12 @@ def teach(
         >>> detect(run.model, "photo.jpg")  # doctest: +SKIP
     """
     folder = at_home(out)
+    cls: Any
+    facts: dict[str, Any]
     with world(device) as here:
         if resume:
             facts = _known(folder)
-            cls: Any = any_class(facts["model"])
+            cls = any_class(facts["model"])
         elif (folder / CONFIG).exists() and (folder / STATE).exists() and not restart:  # one without a state has learnt nothing yet
             raise FileExistsError(
                 f"'{folder}' holds a run: resume=True goes on with it, restart=True throws it away; or name another folder"
