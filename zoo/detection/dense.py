@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,9 @@ from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 from zoo.detection.anchors import Anchors, flattened
 from zoo.detection.assigning import NOTHING, UNSURE, assign
 from zoo.detection.box_codes import at_distances, decode, distances, encode
-from zoo.detection.learning import LearningDetector
+from zoo.detection.learning import PyramidDetector
 from zoo.detection.resizing import Batch, Outputs, Target
 from zoo.detection.suppression import clip, suppress
-from zoo.networks.model import Model
 
 PRIOR = 0.01
 """Probability of an object that an untrained classifier gives: Lin et al. 2017, section 4.1."""
@@ -103,7 +102,7 @@ class DenseHead(nn.Module):
         return self.classification_head(levels), *self.regression_head(levels)
 
 
-class DenseDetector(LearningDetector):
+class DenseDetector(PyramidDetector):
     """What RetinaNet and FCOS share: of all boxes of a level the best, of all levels those that overlap none better."""
 
     at = ("C3", "C4", "C5")
@@ -177,18 +176,10 @@ class RetinaNet(DenseDetector):
 
     version: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        num_classes: int = 91,
-        norm: Literal["batch", "frozen"] = "batch",
-        norm_eps: float | None = None,
-        body: Model | None = None,
-    ) -> None:
-        """Build the network untrained; see `FasterRCNN`."""
-        super().__init__()
-        self.num_classes, self.in_channels = num_classes, 3
-        self.transform = self.resizing()
-        self.backbone = self.pyramid_backbone(body, "p5" if self.version == 1 else "c5", False, norm, norm_eps)
+    def pyramid_on(self) -> tuple[str, bool]:
+        return "p5" if self.version == 1 else "c5", False
+
+    def add_heads(self, num_classes: int) -> None:
         self.anchor_generator = Anchors([(side, int(side * 2 ** (1 / 3)), int(side * 2 ** (2 / 3))) for side in (32, 64, 128, 256, 512)])
         self.head = DenseHead(256, self.anchor_generator.per_pixel, num_classes, self.version == 2, nested=True, centred=False)
 
@@ -228,18 +219,7 @@ class FCOS(DenseDetector):
     radius: ClassVar[float] = 1.5
     """How far from the middle of a true box a pixel may learn it, in strides."""
 
-    def __init__(
-        self,
-        num_classes: int = 91,
-        norm: Literal["batch", "frozen"] = "batch",
-        norm_eps: float | None = None,
-        body: Model | None = None,
-    ) -> None:
-        """Build the network untrained; see `FasterRCNN`."""
-        super().__init__()
-        self.num_classes, self.in_channels = num_classes, 3
-        self.transform = self.resizing()
-        self.backbone = self.pyramid_backbone(body, "p5", False, norm, norm_eps)
+    def add_heads(self, num_classes: int) -> None:
         self.anchor_generator = Anchors([(8,), (16,), (32,), (64,), (128,)], (1.0,))
         self.head = DenseHead(256, 1, num_classes, norm=True, nested=False, centred=True)
 

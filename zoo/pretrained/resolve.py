@@ -38,6 +38,7 @@ from weights.places import at_home
 from zoo.conversion.beside import Beside, beside_file, beside_source
 from zoo.conversion.pixels import known_pixels
 from zoo.networks.model import Model
+from zoo.networks.published import Published
 from zoo.pretrained.records import FILE, find_record, plain_name, to_safetensors, unknown
 from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
 from zoo.variants import described
@@ -70,7 +71,7 @@ def find(
             tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
             raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
         if path.is_dir() and is_run(path):
-            return _of_run(model, path)
+            return of_run(model, path)
         if why := unfinished(path):
             raise UnknownWeights(why)
         try:
@@ -113,7 +114,7 @@ def _of_file(model: type[Model], record: Checkpoint, data: Tensor, *how: Any, **
             raise
 
 
-def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
+def of_run(model: type[Published], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Read the result of `zoo finetune`: its folder holds a row of the registry and the file that the row promises."""
     record = read_row(folder)
     if record.model != model.variant().__name__:
