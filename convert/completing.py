@@ -8,24 +8,45 @@ import numpy as np
 
 from convert.adopted import Adopted
 from convert.core import Row, Shape
+from convert.graph import Graph
 from convert.network import Layer
 from convert.source import Stored, constant
 from convert.steps import Minus
 from weights.wording import counted
 
+FOLDED = ("conv", "depthwise", "transposed", "dense")
+"""Layers of a file's graph that may hold the BatchNorm behind them."""
+
+BIASED = ("conv", "conv_from_linear", "transposed", "linear", "linear_from_conv")
+"""Kinds of rows whose bias may have no place in ours."""
+
+
+def adds_nothing(bias: Stored) -> bool:
+    """Tell whether a bias is zeros, as formats have it in which every layer needs one."""
+    return len(bias.shape) == 1 and not bool(bias.array().any())
+
 
 def complete(
-    adopted: Adopted, layers: Sequence[Layer], shapes: Mapping[str, Shape], rows: Sequence[Row], seen: Mapping[str, Stored]
+    adopted: Adopted,
+    layers: Sequence[Layer],
+    shapes: Mapping[str, Shape],
+    rows: Sequence[Row],
+    seen: Mapping[str, Stored],
+    graph: Graph | None = None,
 ) -> None:
-    """Fill in what the file lacks, and fold the biases that have no place."""
+    """Fill in what the file lacks, and fold the biases that have no place.
+
+    A BatchNorm of which the file has nothing at all is taken for folded only where the file's own `graph` has none there either.
+    """
     report, tensors = adopted.report, adopted.tensors
-    norms = {layer.inputs[0]: layer for layer in layers if layer.kind == "norm" and len(layer.inputs) == 1}
+    norms = {layer.inputs[0]: layer for layer in layers if layer.kind == "norm" and len(layer.inputs) == 1 and layer.direct}
     fed = {name: sum(name in layer.inputs for layer in layers) for name in norms}
     absent = dict(report.missing)
+    ops = {node.name: node.op for node in graph.nodes} if graph is not None else dict[str, str]()
     for row in rows:
         norm = norms.get(row.ours)
         bias = f"{row.theirs}.bias"
-        if row.kind in ("conv", "conv_from_linear", "transposed") and bias in report.unmatched and norm is not None and fed[row.ours] == 1:
+        if row.kind in BIASED and bias in report.unmatched and norm is not None and fed[row.ours] == 1:
             mean = f"{norm.name}.running_mean"
             if mean in tensors:
                 fold_bias(adopted, norm.name, seen[bias])
@@ -38,6 +59,24 @@ def complete(
             else:
                 continue
             report.unmatched.remove(bias)
+        elif row.kind in BIASED and bias in report.unmatched and adds_nothing(seen[bias]):
+            report.unmatched.remove(bias)
+            adopted.notes.append(f"{bias}: ours has no such bias, and the file's is zeros")
+    for row in rows:
+        norm = norms.get(row.ours)
+        if norm is None or fed[row.ours] != 1 or ops.get(row.theirs) not in FOLDED:
+            continue
+        if f"{row.ours}.weight" in tensors and (held := _leaves(norm.name, shapes)) and all(name in absent for name in held):
+            _identity(adopted, norm, shapes, None)
+            for name in held:
+                absent.pop(name)
+    eps = {layer.name: layer.eps or 0.0 for layer in layers}
+    for row in rows:
+        if row.kind == "norm" and ops.get(row.theirs) == "scale" and f"{row.ours}.weight" in tensors and row.ours in eps:
+            like = tensors[f"{row.ours}.weight"]
+            for leaf, value in (("running_mean", 0), ("running_var", 1 - eps[row.ours])):
+                if absent.pop(f"{row.ours}.{leaf}", None) is not None:
+                    tensors[f"{row.ours}.{leaf}"] = constant(value, like.shape, like.dtype, f"(in the file's scale: {value:g})")
     for row in rows:
         if row.kind == "norm" and f"{row.ours}.running_var" in tensors:
             like = tensors[f"{row.ours}.running_var"]
@@ -59,15 +98,25 @@ def complete(
     report.unused[:] = [row for row in report.unused if f"{row.ours}.running_var" not in tensors]
 
 
-def _identity(adopted: Adopted, norm: Layer, shapes: Mapping[str, Shape], bias: Stored) -> None:
-    """Make a BatchNorm that adds a bias and does nothing else, for a file whose BatchNorms are folded into its convolutions."""
+def _leaves(norm: str, shapes: Mapping[str, Shape]) -> list[str]:
+    names = (f"{norm}.{leaf}" for leaf in ("weight", "bias", "running_mean", "running_var"))
+    return [name for name in names if name in shapes]
+
+
+def _identity(adopted: Adopted, norm: Layer, shapes: Mapping[str, Shape], bias: Stored | None) -> None:
+    """Make a BatchNorm that adds a bias, if there is one, and does nothing else, for a file that has it in the layer before it."""
     shape, eps = tuple(shapes[f"{norm.name}.running_var"]), norm.eps or 0.0
-    dtype = bias.dtype
-    adopted.tensors[f"{norm.name}.weight"] = constant(1, shape, dtype, "(folded in the file: one)")
-    adopted.tensors[f"{norm.name}.bias"] = bias
-    adopted.tensors[f"{norm.name}.running_mean"] = constant(0, shape, dtype, "(folded in the file: zero)")
-    adopted.tensors[f"{norm.name}.running_var"] = constant(1 - eps, shape, dtype, f"(folded in the file: 1 - {eps:g})")
-    adopted.notes.append(f"{norm.name}: the file's BatchNorm is folded into the convolution; ours adds its bias and does nothing else")
+    dtype = bias.dtype if bias is not None else adopted.tensors[f"{norm.inputs[0]}.weight"].dtype
+    made = {leaf: constant(value, shape, dtype, f"(folded in the file: {word})") for leaf, value, word in (
+        ("weight", 1, "one"), ("bias", 0, "zero"), ("running_mean", 0, "zero"), ("running_var", 1 - eps, f"1 - {eps:g}"),
+    )}  # fmt: skip
+    if bias is not None and f"{norm.name}.bias" in shapes:
+        made["bias"] = bias
+    elif bias is not None:  # a norm without a shift of its own takes it up in its mean
+        made["running_mean"] = made["running_mean"].then(Minus(bias.array().astype(np.float64), bias.origin))
+    adopted.tensors.update({name: made[name.rpartition(".")[2]] for name in _leaves(norm.name, shapes)})
+    does = "adds its bias and does nothing else" if bias is not None else "does nothing"
+    adopted.notes.append(f"{norm.name}: the file's BatchNorm is folded into the convolution or dense layer before it; ours {does}")
 
 
 def fold_bias(adopted: Adopted, norm: str, bias: Stored) -> None:

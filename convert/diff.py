@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from convert.core import COUNTER, by_module
-from convert.pairing import Pairs, alike, folded, norms_behind, pair, ranks
+from convert.pairing import Pairs, alike, folded, norms_behind, norms_by_scale, pair, ranks
 from convert.source import Source, Stored, in_memory
 from convert.steps import FlattenOrder
 from convert.topology import of_graph
@@ -129,6 +129,7 @@ def diff(a: Source, b: Source) -> Diff:
         found[name] = replace(_compared(name, other, ours[name], theirs[other], channels), paired_by=how)
     _swapped_norms(found, pairs, ours, theirs)
     taken = {other for other, _ in pairs.values()}
+    _refolded(found, ours, theirs)
     taken |= _fold(found, ours, theirs, a)
     taken |= _fold(found, theirs, ours, b, turned=True)
     entries = [found.get(name) or Entry(name, "", stored.shape, (), "only in A") for name, stored in ours.items()]
@@ -231,6 +232,19 @@ def _swapped_norms(found: dict[str, Entry], pairs: Pairs, a: Mapping[str, Stored
                 found[name] = replace(found[name], verdict="equal after a step", step=step, max_abs=0.0, max_rel=0.0)
 
 
+def _refolded(found: dict[str, Entry], a: Mapping[str, Stored], b: Mapping[str, Stored]) -> None:
+    """Name what a round trip through a format without BatchNorms changes: they do less, and the layers before them the rest."""
+    for one, other in ((a, b), (b, a)):
+        for eps in EPSILONS if any(entry.verdict == "different" for entry in found.values()) else ():
+            both = {conv: norm for conv, norm in norms_by_scale(one, other, eps).items() if f"{norm}.running_var" in other}
+            for conv, norm in both.items():
+                for name, entry in found.items():
+                    if name == entry.b and name.rpartition(".")[0] in (conv, norm) and entry.verdict == "different":
+                        found[name] = replace(entry, verdict="equal after a step", step=f"a fold of {norm} (eps {eps:g})", paired_by="fold")
+            if both:
+                return
+
+
 def _fold(
     found: dict[str, Entry], full: Mapping[str, Stored], short: Mapping[str, Stored], source: Source, *, turned: bool = False
 ) -> set[str]:
@@ -238,7 +252,9 @@ def _fold(
     if not any(name.endswith("running_mean") for name in full) or any(name.endswith("running_mean") for name in short):
         return set()
     web = of_graph(source.graph, set(by_module(full))) if source.graph else None
-    norms = norms_behind(full, web.inputs if web else None)
+    by_scale = (norms_by_scale(full, short, eps) for eps in EPSILONS) if web is None else iter(())
+    norms = norms_behind(full, web.inputs if web else None) if web else {}
+    norms = norms or next((each for each in by_scale if each), None) or norms_behind(full, None)
     first = next(iter(norms), None)
     if first is None:
         return set()

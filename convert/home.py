@@ -17,6 +17,9 @@ from convert import _framework, names, sandbox
 from convert.source import Source
 from weights.errors import ReaderUnavailable
 
+NO_FRAMEWORK = "no framework that is run here takes files of the format {}"
+"""Why there are no outputs of a format's files, whatever is installed."""
+
 
 @dataclass(frozen=True, slots=True)
 class AtHome:
@@ -57,7 +60,7 @@ def outputs(
     if library is None and naming in ("torchvision", "timm") and source.format in ("pytorch", "safetensors"):
         return _library(naming, source, inputs, family, classes)
     if library is None:
-        return f"no framework that is run here takes files of the format {source.format}"
+        return NO_FRAMEWORK.format(source.format)
     if source.graph is None:
         return "the file holds weights and no graph"
     if source.graph.unknown:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 
+from convert.completing import adds_nothing
 from convert.core import Row, by_module
 from convert.network import Layer
 from convert.source import Source
@@ -72,7 +73,9 @@ def match(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape]) 
     return hw if hw is not None else answers["wh"]
 
 
-def compatible(layer: Layer, ours: Mapping[str, Shape], theirs: Mapping[str, Shape], *, bias_may_go: bool, name: str) -> Row | None:
+def compatible(
+    layer: Layer, ours: Mapping[str, Shape], theirs: Mapping[str, Shape], *, bias_may_go: bool, name: str, scale: bool = False
+) -> Row | None:
     """Tell the row that makes their module `name` our `layer`, or None where kind or shapes don't fit.
 
     Args:
@@ -80,12 +83,14 @@ def compatible(layer: Layer, ours: Mapping[str, Shape], theirs: Mapping[str, Sha
         ours, theirs: shapes by PyTorch's leaf, in PyTorch's form.
         bias_may_go: whether a bias that only theirs has can go into a BatchNorm: only norms read this layer.
         name: of their module.
+        scale: whether theirs is a scale and a shift, which a BatchNorm becomes that is written without statistics.
     """
     adds = tuple(leaf for leaf in theirs if leaf not in ours)
     lacks = tuple(leaf for leaf in ours if leaf not in theirs)
     kind = layer.kind
     if "running_mean" in ours or "running_mean" in theirs:
-        fits = not adds and set(lacks) <= {"weight", "bias"} and all(ours[leaf] == theirs[leaf] for leaf in theirs)
+        spare = {"running_mean", "running_var"} if scale and {"weight", "bias"} <= ours.keys() else {"weight", "bias"}
+        fits = not adds and set(lacks) <= spare and all(ours[leaf] == theirs[leaf] for leaf in theirs)
         return Row(name, layer.name, "norm", lacks=lacks) if fits and kind == "norm" else None
     if kind in ("norm", "other"):
         fits = not adds and not lacks and all(ours[leaf] == theirs[leaf] for leaf in theirs)
@@ -125,12 +130,20 @@ class _Problem:
         held = {name: {leaf: _swapped(stored.shape, swapped) for leaf, stored in tensors.items()} for name, tensors in self.theirs.items()}
         self.rows: dict[tuple[str, str], Row] = {}
         self.domains: Domains = {}
+        silent = {name for name, tensors in self.theirs.items() if "bias" in tensors and adds_nothing(tensors["bias"])}
         for name, layer in self.layers.items():
             ours = self.leaves.get(name, {})
             found: set[str] = set()
             may_go = layer.kind != "norm" and (layer.eps is not None or only_norms_read(name, self.web, self.layers))
             for other, theirs in held.items():
-                row = compatible(layer, ours, theirs, bias_may_go=may_go, name=other)
+                row = compatible(
+                    layer,
+                    ours,
+                    theirs,
+                    bias_may_go=may_go or (layer.kind != "norm" and other in silent),
+                    name=other,
+                    scale=ops.get(other) == "scale",
+                )
                 if row and ops.get(other, "") in ("", *OPS.get(layer.kind, (ops.get(other),))):
                     self.rows[name, other] = row
                     found.add(other)
@@ -251,6 +264,7 @@ def folded(layers: Sequence[Layer]) -> list[Layer]:
         layer.name: layer.inputs[0]
         for layer in layers
         if layer.kind == "norm"
+        and layer.direct
         and len(layer.inputs) == 1
         and layer.inputs[0] in known
         and known[layer.inputs[0]].kind != "norm"
@@ -262,9 +276,9 @@ def folded(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def only_norms_read(name: str, web: Web, layers: Mapping[str, Layer]) -> bool:
-    """Tell whether all that reads a layer is norms, so that they can take its bias up."""
+    """Tell whether all that reads a layer is norms, with nothing between, so that they can take its bias up."""
     readers = web.outputs[name]
-    return bool(readers) and all(layers[reader].kind == "norm" for reader in readers)
+    return bool(readers) and all(layers[reader].kind == "norm" and layers[reader].direct for reader in readers)
 
 
 def _swapped(shape: Shape, swapped: bool) -> Shape:

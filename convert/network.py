@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from convert.kinds import is_dict, is_row
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+UNCHANGED = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "contiguous")
+"""Functions that do nothing in eval mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class Layer:
         groups: of a convolution.
         eps: of a norm.
         grid: of a linear layer that reads a flattened map of more than one pixel: its channels, height and width.
+        direct: False of a norm between which and the layer that it reads an activation lies, or something else that computes.
     """
 
     name: str
@@ -31,6 +36,7 @@ class Layer:
     groups: int = 1
     eps: float | None = None
     grid: tuple[int, int, int] | None = None
+    direct: bool = True
 
 
 def modules_of(network: nn.Module) -> dict[str, nn.Module]:
@@ -68,14 +74,17 @@ def layers(network: nn.Module, input_shape: Sequence[int], device: str = "meta")
         fed = [t for t in arguments if isinstance(t, torch.Tensor)]
         inputs = tuple(dict.fromkeys(layer for t in fed for layer in watch.sources(t)))
         if name not in found:
-            found[name] = _layer(name, module, inputs, watch.grid(fed[0]) if fed else None)
+            made = _layer(name, module, inputs, watch.grid(fed[0]) if fed else None)
+            found[name] = replace(made, direct=made.kind != "norm" or all(watch.direct(t) for t in fed))
         if isinstance(output, torch.Tensor):
             watch.mark(output, (name,), None)
+            watch.fresh.add(id(output))
 
     owners = [m for m in twin.modules() if any(True for _ in m.parameters(recurse=False)) or any(True for _ in m.buffers(recurse=False))]
     handles = [h for m in owners for h in (m.register_forward_pre_hook(before), m.register_forward_hook(after))]
     image = torch.zeros(1, *input_shape, device=device, dtype=next((p.dtype for p in twin.parameters()), torch.float32))
     watch.mark(image, ("",), None)
+    watch.fresh.add(id(image))
     try:
         with torch.no_grad(), watch.mode():
             twin(image)
@@ -106,12 +115,18 @@ class _Watch:
     def __init__(self) -> None:
         self.inside = 0
         self.marks: dict[int, tuple[Any, tuple[str, ...], tuple[int, int, int] | None]] = {}
+        self.fresh = set[int]()
+        """Outputs of layers, which no function has changed; all are kept in `marks`."""
 
     def mark(self, tensor: Any, layers: tuple[str, ...], grid: tuple[int, int, int] | None) -> None:
+        self.fresh.discard(id(tensor))
         self.marks[id(tensor)] = (tensor, layers, grid)  # the tensor is kept, so that its id stays its own
 
     def sources(self, tensor: Any) -> tuple[str, ...]:
         return self.marks[id(tensor)][1] if id(tensor) in self.marks else ()
+
+    def direct(self, tensor: Any) -> bool:
+        return id(tensor) in self.fresh
 
     def grid(self, tensor: Any) -> tuple[int, int, int] | None:
         return self.marks[id(tensor)][2] if id(tensor) in self.marks else None
@@ -127,10 +142,12 @@ class _Watch:
                 result = function(*args, **(kwargs or {}))
                 if watch.inside == 0:
                     fed = [t for t in _flat((args, kwargs or {})) if isinstance(t, Tensor)]
+                    same = getattr(function, "__name__", "") in UNCHANGED and bool(fed) and watch.direct(fed[0])
                     made = tuple(dict.fromkeys(layer for t in fed for layer in watch.sources(t)))
                     for out in _flat(result):
                         if isinstance(out, Tensor):
                             watch.mark(out, made, _flattened(fed[0], out, watch) if fed else None)
+                            watch.fresh.update([id(out)] if same else ())
                 return result
 
         return Follow()

@@ -15,6 +15,8 @@ RANKS = 32
 """How many values of a sorted tensor are compared, evenly spaced from the least to the greatest."""
 NEAR = 1e-3
 """Of the largest value: as far as the ranks of one tensor may lie apart in two files, which covers half precision."""
+CLOSE = 1e-5
+"""Of the largest value: as far as folding in float32 moves numbers."""
 
 Pairs = dict[str, tuple[str, str]]
 """A's name to B's, and how they were paired."""
@@ -149,6 +151,48 @@ def norms_behind(tensors: Mapping[str, Stored], feeds: Mapping[str, Sequence[str
                 found[before[0]] = name
         previous = name
     return found
+
+
+def norms_by_scale(a: Mapping[str, Stored], b: Mapping[str, Stored], eps: float) -> dict[str, str]:
+    """Find each convolution's BatchNorm by the numbers: that of A by whose scale, over its own in B, the kernels of B are A's.
+
+    Args:
+        a, b: the tensors of two files that name their layers alike; B may have no BatchNorms.
+        eps: added to the variances.
+
+    Returns:
+        The BatchNorm of each layer of whose outputs both files compute the same, scale and shift.
+    """
+    ours, theirs = by_module(a), by_module(b)
+    norms = [name for name, held in ours.items() if "running_var" in held]
+    found: dict[str, str] = {}
+    for name, held in ours.items():
+        one, other = held.get("weight"), theirs.get(name, {}).get("weight")
+        if one is None or other is None or len(one.shape) < 2 or one.shape != other.shape or not math.prod(one.shape):
+            continue
+        x, y = (each.as_correlation().array().astype(np.float64).reshape(one.shape[0], -1) for each in (one, other))
+        ratio = (x * y).sum(1) / np.maximum((x * x).sum(1), 1e-300)
+        if not np.abs(y - x * ratio[:, None]).max(initial=0) <= CLOSE * np.abs(y).max(initial=0):
+            continue
+        for norm in norms:
+            if norm in found.values() or ours[norm]["running_var"].shape != ratio.shape:
+                continue
+            (scale, shift), (left, rest) = (_effect(held_by, name, norm, eps) for held_by in (ours, theirs))
+            if _close(ratio * left, scale) and _close(rest, shift):
+                found[name] = norm
+                break
+    return found
+
+
+def _effect(known: Mapping[str, Mapping[str, Stored]], conv: str, norm: str, eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """Tell by what a BatchNorm multiplies a layer's sums, and what it and the layer's bias add to them."""
+    held, zero, one = known.get(norm, {}), np.zeros(1), np.ones(1)
+    scale = _wide(held, "weight", one) / np.sqrt(_wide(held, "running_var", one) + (eps if held else 0.0))
+    return scale, _wide(held, "bias", zero) + (_wide(known[conv], "bias", zero) - _wide(held, "running_mean", zero)) * scale
+
+
+def _close(x: np.ndarray, y: np.ndarray) -> bool:
+    return float(np.abs(x - y).max(initial=0)) <= CLOSE * max(float(np.abs(y).max(initial=0)), 1e-30)
 
 
 def _wide(held: Mapping[str, Stored], leaf: str, otherwise: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ Everything here describes; no tensor is read before `Stored.array`, but for scal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -62,7 +63,11 @@ def parts(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[str, St
             leaves[leaf] = in_memory("(none: zeros)", np.zeros(width, leaves["weight"].dtype))
         if leaves:
             eps, groups, grid = (layer.eps, layer.groups, layer.grid) if layer is not None else (None, 1, None)
-            found.append(Part(name, kind, leaves, groups, eps, grid, row.ours, row.heads))
+            beside = next((part for part in found if kind == part.kind == "parameter" and part.name == name), None)
+            if beside is not None and not (beside.leaves.keys() & leaves.keys()):  # a module's own tensors are one part
+                found[found.index(beside)] = replace(beside, leaves={**beside.leaves, **leaves})
+            else:
+                found.append(Part(name, kind, leaves, groups, eps, grid, row.ours, row.heads))
     for whole, shares in cut.items():
         first, *others = (shares[place] for place in sorted(shares))
         module, _, leaf = whole.rpartition(".")
@@ -85,7 +90,7 @@ def fold_scales(rows: Sequence[Row], layers: Sequence[Layer], tensors: Mapping[s
         if "weight" not in row.lacks or row.kind != "norm" or layer is None or name not in made:
             continue
         gamma = made[name].array()
-        before = layer.inputs[0] if len(layer.inputs) == 1 else ""
+        before = layer.inputs[0] if len(layer.inputs) == 1 and layer.direct else ""
         alone = sum(before in other.inputs for other in layers) == 1
         if (gamma == 1).all() or not alone or f"{before}.weight" not in made:
             continue

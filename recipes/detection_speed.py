@@ -1,17 +1,22 @@
-"""Time detectors and segmenters: fast(model) beside the plain network and torch.compile, in turns, medians.
+"""Time detectors and segmenters: fast(model) beside plain PyTorch, torchvision's own network and torch.compile, in turns, medians.
 
     python recipes/detection_speed.py                       on the current GPU, bfloat16
     python recipes/detection_speed.py --device cpu --tiny   small images and few rounds, to see that it runs
     python recipes/detection_speed.py --json figures.json   the figures as JSON too
 
-Each case is a batch of photographs of one size, already on the device. All three answer before any is timed, and what the fast network
-and torch.compile find is compared with the plain one. A figure is the median of the rounds; in each round every contestant runs once.
-Weights are drawn, and the last layers scaled so that many boxes are found, as trained networks find them.
+Each case is a batch of photographs of one size, already on the device. All answer before any is timed, and what they find is compared
+with the plain network in float32. A figure is the median of the rounds; in each round every contestant runs once. Weights are drawn, and
+the last layers scaled so that many boxes are found, as trained networks find them. A torchvision detector is timed with its boxes chosen.
+Of a Darknet network and of a segmenter the maps are timed, which are what `model(images)` returns.
+
+The rivals are as strong as they can be: channels_last; a network of tensors alone in the dtype itself, without autocast; torch.compile as
+one graph where the network allows that; and beside our own detector torchvision's, with the same tensors. The ratio is over the fastest.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import time
@@ -20,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torchvision
 from torch import Tensor, nn
 
 from zoo import fast
@@ -30,6 +36,8 @@ CASES: dict[str, tuple[int, int, int]] = {
     "RetinaNet_ResNet50_FPN": (8, 800, 1333),
     "SSDlite320_MobileNet_V3_Large": (32, 320, 320),
     "DeepLabV3_ResNet50": (8, 520, 520),
+    "YOLOv3": (32, 416, 416),
+    "YOLOv4Tiny": (32, 416, 416),
 }
 """Batch, height and width by network."""
 TINY = (2, 96, 128)
@@ -57,23 +65,62 @@ def lively(network: Any, photographs: list[Tensor]) -> None:
         hook.remove()
 
 
-def made(name: str, batch: int, height: int, width: int, device: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:
-    """Build a network on the device, and the call that is timed."""
+def made(name: str, batch: int, height: int, width: int, device: str) -> tuple[nn.Module, Any]:
+    """Build a network on the device, and what it is called with."""
     torch.manual_seed(0)
     network: Any = any_class(name)().eval().to(device)
     random = torch.Generator().manual_seed(1)
     images = torch.rand(batch, 3, height, width, generator=random).to(device)
-    if network.task == "segmentation":
-        return network, lambda model: model(images)["out"]
+    if not hasattr(network, "fast_parts"):
+        return network, images.contiguous(memory_format=torch.channels_last)
     photographs = list(images)
     lively(network, photographs[:1])
-    return network, lambda model: model(photographs)
+    return network, photographs
+
+
+def answer(found: Any) -> Any:
+    """Return the part of an answer that is compared."""
+    return found["out"] if isinstance(found, dict) else found
+
+
+def rivals(name: str, network: nn.Module, given: Any, device: str, dtype: torch.dtype, compiled: bool) -> dict[str, Callable[[], Any]]:
+    """Return the other ways to compute a network, each as strong as it can be."""
+    last = torch.channels_last
+    if isinstance(given, Tensor):  # tensors alone: the whole in the dtype, and no autocast
+        eager = copy.deepcopy(network).to(dtype, memory_format=last)  # pyright: ignore[reportCallIssue]
+        narrow = given.to(dtype)
+        found: dict[str, Callable[[], Any]] = {"eager": lambda: answer(eager(narrow))}
+        if compiled:
+            graph: Any = torch.compile(eager, fullgraph=True)
+            found["compile"] = lambda: answer(graph(narrow))
+        return found
+
+    def cast(model: Any) -> Callable[[], Any]:
+        def call() -> Any:
+            with torch.autocast(device.partition(":")[0], dtype, enabled=dtype != torch.float32):
+                return model(given)
+
+        return call
+
+    eager = copy.deepcopy(network).to(memory_format=last)  # pyright: ignore[reportCallIssue]
+    found = {"eager": cast(eager)}
+    builder = getattr(torchvision.models.detection, name.lower(), None)
+    if builder is not None:
+        theirs = builder(weights=None, weights_backbone=None).eval().to(device)
+        theirs.load_state_dict(network.state_dict())
+        found["torchvision"] = cast(theirs.to(memory_format=last))
+    if compiled:  # in pieces, for what is kept depends on values
+        found["compile"] = cast(torch.compile(copy.deepcopy(eager)))
+    return found
 
 
 def agreement(found: Any, expected: Any) -> float:
-    """Return which part of the expected answers was found: classes of pixels, or boxes by their number."""
+    """Return which part of the expected answers was found: classes of pixels, boxes by their number, or of maps 1 less their distance."""
     if isinstance(expected, Tensor):
         return float((found.argmax(1) == expected.argmax(1)).float().mean())
+    if isinstance(expected[0], Tensor):
+        pairs = zip(found, expected, strict=True)
+        return 1 - max(float((one.float() - other).norm() / other.norm()) for one, other in pairs)
     pairs = [(len(one["boxes"]), len(other["boxes"])) for one, other in zip(found, expected, strict=True)]
     return sum(min(pair) for pair in pairs) / max(1, sum(max(pair) for pair in pairs))
 
@@ -92,26 +139,20 @@ def timed(call: Callable[[], Any], device: str) -> float:
 @torch.no_grad()
 def measure(name: str, shape: tuple[int, int, int], device: str, dtype: torch.dtype, rounds: int, compiled: bool) -> dict[str, Any]:
     """Time one network's contestants in turns."""
-    network, call = made(name, *shape, device)
-
-    def eager() -> Any:
-        with torch.autocast(device.partition(":")[0], dtype, enabled=dtype != torch.float32):
-            return call(network)
-
-    expected = call(network)
-    quick = fast(network, device, dtype)
-    contestants: dict[str, Callable[[], Any]] = {"eager": eager, "fast": lambda: call(quick)}
-    if compiled:
-        graph: Any = torch.compile(network)
-
-        def by_compile() -> Any:
-            with torch.autocast(device.partition(":")[0], dtype, enabled=dtype != torch.float32):
-                return call(graph)
-
-        contestants["compile"] = by_compile
-    agree = {which: agreement(one(), expected) for which, one in contestants.items()}
-    for one in contestants.values():
-        one()
+    network, given = made(name, *shape, device)
+    expected = answer(network(given))
+    quick = fast(network, device, dtype, example=(given,))
+    contestants = {"fast": lambda: answer(quick(given))} | rivals(name, network, given, device, dtype, compiled)
+    agree, failed = {}, {}
+    for which, one in list(contestants.items()):
+        try:
+            agree[which] = agreement(one(), expected)
+            one()
+        except Exception as error:  # a rival that can't is told, and is none
+            if which == "fast":
+                raise
+            failed[which] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            del contestants[which]
     times: dict[str, list[float]] = {which: [] for which in contestants}
     for number in range(rounds):
         order = list(contestants) if number % 2 else list(contestants)[::-1]
@@ -119,7 +160,11 @@ def measure(name: str, shape: tuple[int, int, int], device: str, dtype: torch.dt
             times[which].append(timed(contestants[which], device))
     medians = {which: statistics.median(some) for which, some in times.items()}
     rival = min(value for which, value in medians.items() if which != "fast")
-    return {"network": name, "shape": shape, "ms": medians, "agreement": agree, "ratio": rival / medians["fast"]}
+    covers = str(quick.unchanged)
+    return {
+        "network": name, "shape": shape, "ms": medians, "agreement": agree, "failed": failed, "ratio": rival / medians["fast"],
+        "covers": covers,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -142,7 +187,11 @@ def main() -> None:
         found.append(measure(name, shape, asked.device, dtype, 2 if asked.tiny else asked.rounds, not asked.no_compile))
         row = found[-1]
         figures = ", ".join(f"{which} {value:.2f} ms (agrees {row['agreement'][which]:.3f})" for which, value in row["ms"].items())
-        print(f"{name} {'x'.join(map(str, shape))}: {figures}; {row['ratio']:.2f}x the faster rival", flush=True)
+        print(f"{name} {'x'.join(map(str, shape))}: {figures}; {row['ratio']:.2f}x the fastest rival", flush=True)
+        for which, why in row["failed"].items():
+            print(f"  {which} can't: {why}")
+        if row["covers"]:
+            print(f"  {row['covers']}")
     if asked.json is not None:
         asked.json.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "dtype": str(dtype), "rows": found}, indent=1))
 

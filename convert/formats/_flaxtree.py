@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from convert._guard import MAX_TENSORS
 from convert.core import COUNTER
 from convert.source import Convention, Part, Stored, laid_out, reflattened
 from convert.steps import Reshape, Step, Transpose, from_layout
-from weights.errors import ConvertError
+from weights.errors import ConvertError, LimitExceeded
 
 Path = tuple[str, ...]
 
@@ -22,8 +23,12 @@ INTO_HEADS, OUT_OF_HEADS = ("query", "key", "value"), "out"
 """Dense layers of attention: kernels of (in, heads, channels), and of (heads, channels, out)."""
 OPTIMISED = ("opt", "target")
 """Where an optimiser of Flax's first years keeps the parameters."""
+STACKED = "encoderblock"
+"""The module in which big_vision's `scan` keeps all blocks of a vision transformer."""
 LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
 STATISTICS = ("mean", "var")
+OWN = "_"
+"""Ends the name of a tensor whose own name is one of Flax's leaves: of a module's `scale` that is no weight there."""
 LAYOUTS = {2: "IO", 3: "WIO", 4: "HWIO", 5: "DHWIO"}
 """How kernels of so many axes are stored. A ConvTranspose's too, with the channels that go in before those that come out."""
 SKIPPED = ("opt_state", "optimizer", "opt", "tx", "rngs", "rng", "step", "ema", "ema_params", "dropout_rng")
@@ -58,12 +63,45 @@ def weights(flat: Mapping[Path, Stored]) -> tuple[dict[Path, Stored], list[str]]
 def canonical(found: Mapping[Path, Stored]) -> dict[str, Stored]:
     """Give the tensors PyTorch's leaf names and the steps to its form."""
     tensors: dict[str, Stored] = {}
-    for path, stored in found.items():
+    for path, stored in unstacked(found).items():
         name, described = _described(path, stored)
         if name in tensors:
             raise ConvertError(f"{tensors[name].origin} and {stored.origin} are the same tensor of one network: {name}")
         tensors[name] = described
     return tensors
+
+
+def unstacked(found: Mapping[Path, Stored]) -> dict[Path, Stored]:
+    """Take blocks apart that big_vision's `scan` keeps in one tensor, the first axis of which counts them.
+
+    Raises:
+        ConvertError: its tensors are of different numbers of blocks.
+        LimitExceeded: there would be more tensors than any network has.
+    """
+    stacked = {path: stored for path, stored in found.items() if STACKED in path[:-1]}
+    counts = {stored.stored_shape[0] if stored.stored_shape else 0 for stored in stacked.values()}
+    if not stacked:
+        return dict(found)
+    if len(counts) > 1 or 0 in counts:
+        counted = sorted(counts)
+        raise ConvertError(f"the tensors of {STACKED} should have one axis for the blocks before the others, and have {counted} of them")
+    (count,) = counts
+    if count * len(stacked) > MAX_TENSORS:
+        raise LimitExceeded(f"{count} blocks in {len(stacked)} tensors are more than {MAX_TENSORS} tensors")
+    apart = {path: stored for path, stored in found.items() if path not in stacked}
+    for path, stored in stacked.items():
+        place = path.index(STACKED)
+        for index in range(count):
+            one = (*path[:place], f"{STACKED}_{index}", *path[place + 1 :])
+            if one in apart:
+                raise ConvertError(f"{apart[one].origin} is there beside {stored.origin}, which holds the same block")
+            apart[one] = _block(stored, index)
+    return apart
+
+
+def _block(stored: Stored, index: int) -> Stored:
+    """Return one of the blocks that a tensor holds one behind the other."""
+    return Stored(f"{stored.origin}[{index}]", stored.stored_shape[1:], stored.stored_dtype, lambda: stored.load()[index])
 
 
 def raw(parts: Sequence[Part], convention: str | None) -> Iterator[tuple[Path, Stored]]:
@@ -82,6 +120,8 @@ def _described(path: Path, stored: Stored) -> tuple[str, Stored]:
     module, shape = ".".join(modules), stored.stored_shape
     if heads := _with_heads(modules, leaf, shape):
         return f"{module}.{LEAVES[leaf]}", replace(stored, steps=heads)
+    if leaf.removesuffix(OWN) in LEAVES and leaf.endswith(OWN):
+        return ".".join((*modules, leaf.removesuffix(OWN))), stored
     special = any(ATTENTION.search(part) for part in modules[-1:]) and len(shape) != 4
     if leaf not in LEAVES or special or (leaf in STATISTICS and len(shape) != 1):
         return ".".join(path), stored
@@ -117,7 +157,7 @@ def _to_heads(part: Part, raw: Stored) -> Stored:
 def _raw_leaf(part: Part, leaf: str, stored: Stored, convention: str | None) -> tuple[Path, Stored]:
     shape = stored.shape
     back = {value: key for key, value in LEAVES.items()}
-    name = back.get(leaf, leaf)
+    name = back.get(leaf, f"{leaf}{OWN}" if leaf in LEAVES.keys() - LEAVES.values() else leaf)
     collection = "batch_stats" if name in STATISTICS else "params"
     raw = stored
     if leaf == "weight":

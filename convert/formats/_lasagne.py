@@ -91,7 +91,12 @@ def _by_layer(path: Path, format: str, tensors: dict[str, Stored], facts: dict[s
 def listed(parts: Sequence[Part], convention: str | None) -> Iterator[Stored]:
     """Give a network's tensors in Lasagne's order and form; the parts are in that order already."""
     for part in parts:
-        for leaf in LEAVES.get(part.kind, ()):
+        if part.kind not in LEAVES:
+            raise ConvertError(
+                f"Lasagne's list holds layers of the kinds {', '.join(LEAVES)}, and {part.name!r} is none of these; write another format, "
+                "safetensors for example"
+            )
+        for leaf in LEAVES[part.kind]:
             tensor = part.leaves.get(leaf)
             if tensor is None:
                 if part.kind == "norm":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,12 @@ def write(
     example = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
     model = onnx.load_from_string(_traced(twin, example, opset))
     wanted = _tidy(model, twin.state_dict(), onnx)
+    if lost := [given.name for given in model.graph.input if given.name != "images" and given.name not in wanted]:
+        readers = [node.name.strip("/") or node.op_type for node in model.graph.node if lost[0] in node.input]
+        raise ConvertError(
+            f"{path}: PyTorch's exporter changed a parameter on the way to {', '.join(readers[:3])} and did not say which it was; "
+            "keep it in a layer of torch.nn, unchanged"
+        )
     if preprocessing is not None:
         _prepend(model, preprocessing, input_shape, onnx)
     del model.metadata_props[:]
@@ -168,20 +175,46 @@ def _tidy(model: Any, state: Mapping[str, Any], onnx: Any) -> dict[str, Any]:
 
 
 def _unfold(graph: Any, state: Mapping[str, Any], onnx: Any) -> None:
-    """Ask for the weights of dense layers over maps and tokens, which the exporter has transposed and then left out."""
+    """Ask for what the exporter has changed and then left out: transposed weights, slopes, and vectors with more axes."""
     given = {one.name: one for one in graph.input if one.name not in state}
     asked = {one.name for one in graph.input}
     same = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Identity" and node.input[0] in given}
     nodes: list[Any] = []
+
+    def ask(name: str) -> None:
+        if name not in asked:
+            graph.input.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, list(state[name].shape)))
+            asked.add(name)
+
+    slopes: dict[str, str] = {}
     for node in graph.node:
+        if node.op_type == "PRelu" and (asked_as := same.get(node.input[1], node.input[1])) in given:
+            weight = f"{scope(Operator(node.op_type, node.name, '', [], [], {}))}.weight"
+            weight = weight if weight in state else slopes.get(asked_as, "")  # a module that is called again has another name there
+            if weight and math.prod(state[weight].shape) == math.prod(_dims(given[asked_as])):
+                slopes[asked_as] = weight
+                ask(weight)
+                place = node.name.rpartition("/")[0]
+                shape = onnx.numpy_helper.from_array(np.array(_dims(given[asked_as]), np.int64), f"{place}/shape")
+                graph.initializer.append(shape)
+                node.input[1] = f"{place}/Reshape_output_0"
+                nodes.append(onnx.helper.make_node("Reshape", [weight, shape.name], [node.input[1]], f"{place}/Reshape"))
         right = same.get(node.input[1], node.input[1]) if node.op_type == "MatMul" else ""
         place, weight = node.name.rpartition("/")[0], f"{scope(Operator(node.op_type, node.name, '', [], [], {}))}.weight"
         if right in given and weight in state and tuple(state[weight].shape) == _dims(given[right])[::-1]:
             node.input[1] = f"{place}/Transpose_output_0"
             nodes.append(onnx.helper.make_node("Transpose", [weight], [node.input[1]], f"{place}/Transpose", perm=[1, 0]))
-            if weight not in asked:
-                graph.input.append(onnx.helper.make_tensor_value_info(weight, onnx.TensorProto.FLOAT, list(state[weight].shape)))
-                asked.add(weight)
+            ask(weight)
+        for place, read in enumerate(node.input):
+            one = given.get(same.get(read, read))
+            own = _held(node, _dims(one), state) if one is not None else ""
+            if own:  # it has axes of 1 there, which were folded into it
+                shaped, shape = f"{node.output[0]}/{own}", f"{node.output[0]}/{own}/shape"
+                sizes = onnx.helper.make_tensor(shape, onnx.TensorProto.INT64, [len(_dims(one))], _dims(one))
+                nodes.append(onnx.helper.make_node("Constant", [], [shape], f"{shaped}/Constant", value=sizes))
+                nodes.append(onnx.helper.make_node("Reshape", [own, shape], [shaped], f"{shaped}/Reshape"))
+                node.input[place] = shaped
+                ask(own)
         nodes.append(node)
     read = {name for node in nodes for name in node.input}
     nodes = [node for node in nodes if node.output[0] not in same or node.output[0] in read]
@@ -191,6 +224,15 @@ def _unfold(graph: Any, state: Mapping[str, Any], onnx: Any) -> None:
     for name, one in given.items():
         if name not in read and name != "images":
             graph.input.remove(one)
+
+
+def _held(node: Any, dims: tuple[int, ...], state: Mapping[str, Any]) -> str:
+    """Name the vector of a node's module that has these sizes but for axes of 1; "" where none has, or two that can't be told apart."""
+    module, flat = scope(Operator(node.op_type, node.name, "", [], [], {})), tuple(size for size in dims if size != 1)
+    names = [name for name, tensor in state.items() if name.rpartition(".")[0] == module and tuple(tensor.shape) == flat]
+    if len(names) > 1 and node.op_type in ("Mul", "Add"):
+        names = [name for name in names if name.endswith(".bias") == (node.op_type == "Add")]
+    return names[0] if module and len(names) == 1 else ""
 
 
 def _dims(given: Any) -> tuple[int, ...]:

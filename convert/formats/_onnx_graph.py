@@ -148,6 +148,11 @@ class Builder:
         )
         return self._unique(name)
 
+    def own(self, value: str, *, single: bool) -> bool:
+        """Tell whether a tensor is called as a state dict calls one that is its module's own: no weight or bias of channels."""
+        root = self.constants.roots[value]
+        return KEY.match(root) is not None and (single or root.rpartition(".")[2] not in ("weight", "bias"))
+
     def keep(self, module: str, leaf: str, value: str, kind: str = "", letters: str = "") -> str:
         """Keep a tensor, with the steps to PyTorch's form, and tell the letters of its stored layout."""
         stored = self.constants.stored[value]
@@ -208,7 +213,8 @@ class Builder:
         name = module or operator.name or f"{operator.op}_{self._count(operator)}"
         node = self.emit(name, f"unknown:{operator.op or 'nothing'}", inputs)
         for key in keys:
-            root, stored = self.constants.roots[key], self.constants.stored[key]
+            root = self.constants.roots[key]
+            stored = self.constants.stored.get(root, self.constants.stored[key])  # as the state dict had it
             if self.ops[module].startswith("unknown:") and root.rpartition(".")[0] == module:  # several operators may be one layer
                 self.used.add(root)
                 self.tensors[root] = stored

@@ -129,19 +129,34 @@ def norm(b: Builder, operator: Operator) -> bool:
     if module is None or x.layout == "nhwc":
         return False
     for leaf, name in names.items():
-        b.keep(module, leaf, name)
+        if not _plain(b, leaf, name, names["running_mean"]):
+            b.keep(module, leaf, name)
     eps = float(operator.attrs.get("epsilon", 1e-5))
     return b.gives(operator, Value(b.emit(module, "norm", [x], {"eps": eps, "moment": "variance"}), x.shape, x.layout))
 
 
+def _plain(b: Builder, leaf: str, name: str, mean: str) -> bool:
+    """Tell whether a norm's scale or shift is the ones or zeros that an exporter writes for a module that has none."""
+    roots, otherwise = b.constants.roots, {"weight": 1, "bias": 0}.get(leaf)
+    owner = roots[mean].removesuffix(".running_mean")
+    if otherwise is None or owner == roots[mean] or roots[name] == f"{owner}.{leaf}":
+        return False
+    held = b.constants.small(name)
+    return held is not None and bool((held == otherwise).all())
+
+
 def prelu(b: Builder, operator: Operator) -> bool:
     x, slope = b.value(operator), b.constant(operator, 1)
-    if x is None or slope is None or per_channel(slope.shape, x) is None:
+    if x is None or slope is None:
+        return False
+    wide = slope.shape[:1] if x.layout == "flat" and slope.shape[1:] == (1, 1) else slope.shape  # a map's, of a vector
+    if per_channel(wide, x) is None:
         return False
     module = b.module(operator, {"weight": operator.inputs[1]})
     if module is None:
         return False
     b.keep(module, "weight", operator.inputs[1])
+    b.tensors[f"{module}.weight"] = slope.reshape(math.prod(slope.shape))
     return b.gives(operator, Value(b.emit(module, "prelu", [x]), x.shape, x.layout))
 
 

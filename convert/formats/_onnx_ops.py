@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -139,7 +139,11 @@ def _with_constant(b: Builder, operator: Operator, x: Value, place: int) -> bool
     count = None if stored is None else per_channel(stored.shape, x) if x.layout else 1 if math.prod(stored.shape) == 1 else None
     if stored is None or count is None or (operator.op == "Div" and place == 1) or operator.op not in ("Add", "Sub", "Mul", "Div"):
         return False
+    if (shift := _shift_behind(b, operator, x, name)) is not None:
+        return _scale_and_shift(b, *shift, x, name)
     pixels = b.ops[x.node] in ("input", "affine", "permute_channels")
+    if not pixels and b.own(name, single=count == 1):
+        return False
     if operator.op in ("Add", "Mul") and count > 1 and not pixels:
         leaf = "weight" if operator.op == "Mul" else "bias"
         module = b.module(operator, {leaf: name})
@@ -160,6 +164,38 @@ def _with_constant(b: Builder, operator: Operator, x: Value, place: int) -> bool
         attrs = {"scale": [1 / n if operator.op == "Div" else n for n in vector], "offset": 0.0}
     attrs = {key: held[0] if isinstance(held, list) and len(held) == 1 else held for key, held in attrs.items()}
     return b.layer(operator, "affine", [x], attrs, x.shape, x.layout)
+
+
+def _shift_behind(b: Builder, operator: Operator, x: Value, name: str) -> tuple[list[Operator], str] | None:
+    """Find the Add behind a Mul whose numbers are of the same module by their names, as a BatchNorm is written that nothing took up."""
+    stored, chain = b.constants.stored[name], [operator]
+    while (reader := b.only_reader(chain[-1])) is not None and reader.op == "Identity":
+        chain.append(reader)
+    if operator.op != "Mul" or reader is None or reader.op != "Add" or len(reader.inputs) != 2:
+        return None
+    other = reader.inputs[0] if reader.inputs[1] == chain[-1].outputs[0] else reader.inputs[1]
+    added = b.constants.stored.get(other)
+    if added is None or len({per_channel(one.shape, x) for one in (stored, added)} - {None}) != 1 or len(stored.shape) != 1:
+        return None
+    owner = _named(b, name, "weight")
+    return ([*chain[1:], reader], other) if owner and owner == _named(b, other, "bias") else None
+
+
+def _named(b: Builder, name: str, leaf: str) -> str:
+    """Tell whose leaf a tensor is by the name that the file has for it; "" where it says nothing."""
+    root = b.constants.roots[name]
+    ending = next((ending for ending in (f".{leaf}", f"/{leaf}s", f"/{leaf}") if root.endswith(ending)), None)
+    return root.removesuffix(ending) if ending else ""
+
+
+def _scale_and_shift(b: Builder, behind: Sequence[Operator], other: str, x: Value, name: str) -> bool:
+    module = b.module(Operator("Mul", _named(b, name, "weight"), "", [], [], {}, _named(b, name, "weight")), {"weight": name})
+    if module is None:
+        return False
+    b.keep(module, "weight", name)
+    b.keep(module, "bias", other)
+    b.done.update(map(id, behind))
+    return b.gives(behind[-1], Value(b.emit(module, "scale", [x]), x.shape, x.layout))
 
 
 def extremum(b: Builder, operator: Operator) -> bool:

@@ -244,7 +244,7 @@ def prelu(out: Said, layer: Layer) -> bool:
     slope = out.held(layer.inputs[1]) if len(layer.inputs) > 1 else None
     if slope is None:
         return False
-    if slope.size == 1:
+    if slope.size == 1 and not layer.name.rpartition("/")[2].startswith("PRelu"):  # ONNX's LeakyReLU becomes a PReLU too, by its own name
         return plain("LeakyRelu", out, layer, alpha=float(slope.reshape(-1)[0]))
     if slope.ndim == 1:
         shaped = out.add("Reshape", [layer.inputs[1], out.numbers([slope.size, 1, 1])])

@@ -26,6 +26,8 @@ DTYPES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
     "u64": "uint64", "u32": "uint32", "u16": "uint16", "u8": "uint8", "boolean": "uint8",
 }  # fmt: skip
+NOTES = "kernelzoo"
+"""What is kept of a description's run-time information: what `export` has written."""
 NIBBLES = {"i4": True, "u4": False}
 """Numbers of four bits, two to a byte, and whether they have a sign."""
 
@@ -55,6 +57,7 @@ class Net:
     layers: list[Layer]
     files: Maps
     held: memoryview
+    notes: str = ""
 
 
 class _Reading:
@@ -63,7 +66,7 @@ class _Reading:
     def __init__(self) -> None:
         self.path: list[str] = []
         self.count = 0
-        self.name, self.version = "", 0
+        self.name, self.version, self.notes = "", 0, ""
         self.layers: dict[str, Layer] = {}
         self.edges: list[tuple[str, str, str, str]] = []
         self.layer: Layer | None = None
@@ -92,6 +95,8 @@ class _Reading:
             self.layer.outputs.append((attrs.get("id", ""), ()))
         elif self.path[1:] == ["edges", "edge"]:
             self.edges.append((attrs["from-layer"], attrs["from-port"], attrs["to-layer"], attrs["to-port"]))
+        elif self.path[1:] == ["rt_info", NOTES, NOTES]:
+            self.notes = attrs.get("value", "")[: _guard.MAX_FACT]
         self.text = []
 
     def words(self, text: str) -> None:
@@ -136,7 +141,7 @@ def parse(path: Path) -> Net:
         raise MalformedFile(f"{path} has its constants in {beside.name}, which is not beside it. Fetch it too")
     if needs and beside.is_symlink():
         raise UnsafeFormat(f"{beside} is a link; only plain files are read")
-    return Net(heard.name, heard.version, layers, files, files.view(beside) if needs else memoryview(b""))
+    return Net(heard.name, heard.version, layers, files, files.view(beside) if needs else memoryview(b""), heard.notes)
 
 
 def _ordered(heard: _Reading) -> list[Layer]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -29,6 +30,8 @@ LARGEST_BYTES = 2**31 - 2**24
 VERSIONS = {"TRANSPOSE_CONV": 3, "FULLY_CONNECTED": 1, "CONV_2D": 1, "STRIDED_SLICE": 1, "RESIZE_BILINEAR": 3, "RESIZE_NEAREST_NEIGHBOR": 3}
 LOWEST = float(np.finfo(np.float32).min)
 """What a maximum never takes."""
+FOLDS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Operators that take up the BatchNorm behind them."""
 PLAIN = {"Relu": "RELU", "Sigmoid": "LOGISTIC", "Tanh": "TANH", "HardSwish": "HARD_SWISH", "Elu": "ELU"}
 BINARY = {
     "Add": ("ADD", "AddOptions"), "Sub": ("SUB", "SubOptions"), "Mul": ("MUL", "MulOptions"), "Div": ("DIV", "DivOptions"),
@@ -51,8 +54,12 @@ def schema() -> Any:
         ) from error
 
 
-def write(network: nn.Module, path: Path, *, input_shape: Sequence[int], metadata: Mapping[str, str]) -> tuple[nn.Module, Any]:
-    """Write a network, as `convert.formats.tflite.export` says, and return the copy that was traced, and its images."""
+def write(network: nn.Module, path: Path, *, input_shape: Sequence[int], metadata: Mapping[str, str]) -> tuple[nn.Module, Any, nn.Module]:
+    """Write a network, as `convert.formats.tflite.export` says.
+
+    Returns:
+        The copy that was traced, its images, and a copy with the numbers of the file, whose BatchNorms are folded.
+    """
     tables = schema()
     onnx: Any = importlib.import_module("onnx")
     with tempfile.TemporaryDirectory() as folder:
@@ -63,10 +70,42 @@ def write(network: nn.Module, path: Path, *, input_shape: Sequence[int], metadat
         model = onnx.load(str(between))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     model = _computed(model, onnx)
-    content = _Writer(tables, onnx, model, path).file(metadata)
+    writer = _Writer(tables, onnx, model, path)
+    content = writer.file(metadata)
     with path.open("wb") as file:
         file.write(content)
-    return twin, example
+    return twin, example, _with_numbers(twin, writer.numbers)
+
+
+def _with_numbers(network: nn.Module, numbers: Sequence[_Numbers]) -> nn.Module:
+    """Copy a network and give its layers the numbers of the file; a layer that is called twice keeps its own."""
+    import copy
+
+    import torch
+
+    made = copy.deepcopy(network)
+    calls = Counter(each.layer for each in numbers)
+    for each in numbers:
+        if calls[each.layer] > 1:
+            continue
+        layer: Any = made.get_submodule(each.layer)
+        norm: Any = made.get_submodule(each.norm)
+        weight, bias = (torch.from_numpy(np.array(array)) for array in (each.weight, each.bias))  # pyright: ignore[reportUnknownMemberType]  # its argument is untyped
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        layer.bias = torch.nn.Parameter(bias, requires_grad=False)
+        norm.running_mean, norm.running_var, norm.eps = torch.zeros_like(norm.running_mean), torch.ones_like(norm.running_var), 0.0
+        if layer is not norm:
+            norm.weight = norm.bias = None
+    return made
+
+
+class _Numbers(NamedTuple):
+    """What a layer became into which a BatchNorm was folded, or a BatchNorm that stands alone, as PyTorch's layers have it."""
+
+    layer: str
+    norm: str
+    weight: np.ndarray
+    bias: np.ndarray
 
 
 def _computed(model: Any, onnx: Any) -> Any:
@@ -141,6 +180,16 @@ class _Writer:
         for node in self.graph.node:
             if node.op_type == "Constant":
                 self.constants[node.output[0]] = onnx.numpy_helper.to_array(node.attribute[0].t)
+        self.origins = {name: name for name in self.constants}
+        for node in self.graph.node:
+            if (
+                node.op_type in ("Transpose", "Identity", "Reshape") and node.input[0] in self.constants
+            ):  # a dense layer's weight, as MatMul wants it
+                held, perm = self.constants[node.input[0]], [list(one.ints) for one in node.attribute if one.name == "perm"]
+                if node.op_type == "Reshape":
+                    held = held.reshape(self.constants[node.input[1]])
+                self.constants[node.output[0]] = held.transpose(perm[0] if perm else None) if node.op_type == "Transpose" else held
+                self.origins[node.output[0]] = self.origins[node.input[0]]
         values = [*self.graph.value_info, *self.graph.input, *self.graph.output]
         self.shapes = {one.name: tuple(axis.dim_value for axis in one.type.tensor_type.shape.dim) for one in values}
         self.tensors: list[Any] = []
@@ -150,6 +199,8 @@ class _Writer:
         self.places: dict[str, int] = {}
         self.size_bytes = 0
         self.folded: dict[str, Any] = {}
+        self.numbers: list[_Numbers] = []
+        self.named = set[str]()
 
     def file(self, metadata: Mapping[str, str]) -> bytes:
         """Say the whole graph, and pack it."""
@@ -182,7 +233,7 @@ class _Writer:
         return bytes(builder.Output())
 
     def _needed(self) -> list[Any]:
-        """List the nodes that pixels flow through, and note which BatchNorm is part of the convolution before it."""
+        """List the nodes that pixels flow through, and note which BatchNorm is part of the layer before it."""
         makers = {name: node for node in self.graph.node for name in node.output}
         readers: dict[str, list[Any]] = {}
         for node in self.graph.node:
@@ -199,15 +250,15 @@ class _Writer:
             left += [makers[name] for name in data if name in makers and name not in self.constants]
             before = makers.get(node.input[0]) if node.op_type == "BatchNormalization" else None
             alone = before is not None and readers[before.output[0]] == [node] and before.output[0] not in ends
-            if before is not None and alone and before.op_type == "Conv" and before.input[1] in self.constants:
+            if before is not None and alone and before.op_type in FOLDS and len(before.input) > 1 and before.input[1] in self.constants:
                 self.folded[before.output[0]] = node
         folds = {node.output[0]: node for node in self.folded.values()}
         self.before = {name: makers[node.input[0]] for name, node in folds.items()}
-        return [node for node in self.graph.node if id(node) in wanted and node.op_type != "Constant"]
+        return [node for node in self.graph.node if id(node) in wanted and node.output[0] not in self.constants]
 
     def _say(self, node: Any) -> None:
         before = self.before.get(node.output[0])
-        handler = _conv if before is not None else HANDLERS.get(node.op_type)
+        handler = HANDLERS.get((before if before is not None else node).op_type)
         if handler is None:
             self.refuse(node, "is no operator that is written for TFLite")
         handler(self, _Node(self, before if before is not None else node, node if before is not None else None))
@@ -245,6 +296,11 @@ class _Writer:
         """Keep a constant."""
         found = np.asarray(array)
         found = found.astype(np.int32 if found.dtype.kind in "iu" else np.float32, copy=False)
+        if name and name in self.named:
+            raise ConvertError(
+                f"{self.path}: {name.rpartition('/')[0]} is called more than once, which a TFLite file can't say; .onnx and .xml can"
+            )
+        self.named.add(name)
         return self._tensor(name or f"constant_{len(self.tensors)}", found.shape, found)
 
     def value(self, name: str, rank: int = 0) -> int:
@@ -331,7 +387,7 @@ class _Node:
 
     @property
     def module(self) -> str:
-        return self.inputs[1].rpartition(".")[0] or self.output.strip("/").replace("/", ".")
+        return self.writer.origins.get(self.inputs[1], "").rpartition(".")[0] or self.output.strip("/").replace("/", ".")
 
     def margins(self, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> tuple[int, list[int]]:
         """Say which padding TFLite has for the windows, and the margin that it needs beforehand."""
@@ -359,9 +415,8 @@ def _conv(out: _Writer, node: _Node) -> None:
     kernel: tuple[int, ...] = tuple(weight.shape)[2:]
     groups = node.how.get("group", 1)
     stride, dilation = node.how.get("strides", [1, 1]), node.how.get("dilations", [1, 1])
-    if node.norm is not None:
-        weight, bias = _folded(out, node, weight, bias)
-    bias = np.zeros(len(weight), np.float32) if bias is None else bias
+    weight, bias = _folded(out, node, weight, bias)
+    bias = np.zeros(len(weight), np.float32) if bias is None else bias  # LiteRT runs no convolution without
     module = node.module
     padding, margin = node.margins(kernel, stride, dilation)
     x = out.padded(out.value(node.inputs[0]), margin)
@@ -376,12 +431,21 @@ def _conv(out: _Writer, node: _Node) -> None:
     out.done(node.output, out.add(op, inputs, node.lies, f"{module}/Conv2D", kind, **how))
 
 
-def _folded(out: _Writer, node: _Node, weight: np.ndarray, bias: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Fold a BatchNorm into the convolution before it, in float64."""
+def _folded(out: _Writer, node: _Node, weight: np.ndarray, bias: np.ndarray | None, axis: int = 0) -> tuple[np.ndarray, np.ndarray | None]:
+    """Fold the BatchNorm behind a layer, if it has one, into what the layer holds, in float64; its outputs lie along `axis`."""
+    if node.norm is None:
+        return weight, bias
     scale, shift = _scale(out, node.norm)
-    wide = scale.reshape(-1, 1, 1, 1)
+    wide = scale.reshape(*(-1 if place == axis else 1 for place in range(weight.ndim)))
     moved = shift if bias is None else shift + scale * bias
-    return (weight * wide).astype(np.float32), moved.astype(np.float32)
+    folded = (weight * wide).astype(np.float32), moved.astype(np.float32)
+    out.numbers.append(_Numbers(node.module, _owner(node.norm), *folded))
+    return folded
+
+
+def _owner(norm: Any) -> str:
+    """Name a BatchNorm by its mean, which each has."""
+    return norm.input[3].rpartition(".")[0]
 
 
 def _scale(out: _Writer, norm: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -394,7 +458,8 @@ def _scale(out: _Writer, norm: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _norm(out: _Writer, node: _Node) -> None:
     scale, shift = _scale(out, node.node)
-    module = node.module
+    module = _owner(node.node)
+    out.numbers.append(_Numbers(module, module, scale.astype(np.float32), shift.astype(np.float32)))
     place = out.value(node.inputs[0])
     place = out.add("MUL", [place, out.held(scale, f"{module}/weights")], node.lies, kind="MulOptions")
     out.done(node.output, out.add("ADD", [place, out.held(shift, f"{module}/bias")], node.lies, f"{module}/BiasAdd", "AddOptions"))
@@ -406,6 +471,7 @@ def _transposed(out: _Writer, node: _Node) -> None:
     pads = node.how.get("pads", [0, 0, 0, 0])
     if weight is None or weight.ndim != 4 or node.how.get("group", 1) != 1 or any(n != 1 for n in node.how.get("dilations", [1, 1])):
         node.refuse("has groups, dilations or a kernel that is computed")
+    weight, bias = _folded(out, node, weight, bias, axis=1)
     module, whole = node.module, [size + pads[i] + pads[i + 2] - more[i] for i, size in enumerate(node.shape[2:])]
     channels = node.shape[1]
     if any(more):
@@ -438,6 +504,7 @@ def _dense(out: _Writer, node: _Node) -> None:
         node.refuse("is no dense layer of a vector per image")
     if not (gemm and node.how.get("transB", 0)):
         weight = weight.T
+    weight, bias = _folded(out, node, weight, bias)
     module = node.module
     inputs = [out.value(node.inputs[0]), out.held(weight, f"{module}/weights")]
     inputs.append(out.held(np.zeros(len(weight), np.float32) if bias is None else bias, f"{module}/bias"))
@@ -485,9 +552,9 @@ def _leaky(out: _Writer, node: _Node) -> None:
 
 def _prelu(out: _Writer, node: _Node) -> None:
     slope = node.constant(1)
-    if slope is None or len(node.shape) != 4:
+    if slope is None or len(node.shape) not in (2, 4):
         node.refuse("has a slope that is computed")
-    wide = np.broadcast_to(slope.reshape(1, 1, -1), (1, 1, node.shape[1]))
+    wide = slope.reshape((1,) * (len(node.shape) - 2) + (-1,))
     out.done(node.output, out.add("PRELU", [out.value(node.inputs[0]), out.held(wide, f"{node.module}/weights")], node.lies))
 
 

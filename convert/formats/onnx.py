@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from convert import _guard, execute
-from convert.formats import _onnx_export, _onnx_graph, _onnx_ops, _onnx_proto, _wire
+from convert import _guard
+from convert.formats import _exporting, _onnx_export, _onnx_graph, _onnx_ops, _onnx_proto, _wire
 from convert.formats._onnx_pixels import preparation
 from convert.source import Convention, Part, Source
-from weights.errors import ConvertError, MalformedFile
+from weights.errors import MalformedFile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,8 +31,6 @@ WRITES = True
 WEAK = True
 EXPORTS = True
 """A file is written from a network by `export`, not from its parts by `write`: ONNX holds the whole computation."""
-
-TOLERANCE = 1e-4
 
 FIRST_FIELDS = {2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 """The fields that may follow the version, and how each is written."""
@@ -89,9 +87,7 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention, metadata
         ConvertError: always; `export` writes a network.
     """
     del parts, metadata
-    if convention == "convolution":
-        raise ConvertError(f"{path}: an ONNX Conv computes cross-correlation, whatever is asked; leave the kernel convention out")
-    raise ConvertError(f"{path}: an ONNX file holds the whole computation; export(network, path, input_shape=...) writes it")
+    _exporting.refuse(path, "ONNX", convention)
 
 
 def export(
@@ -154,35 +150,5 @@ def _proved(path: Path, network: nn.Module, example: Any, preprocessing: Any) ->
         images = (images.flip(1) if preprocessing.channel_order == "bgr" else images).float()
         mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
         example = images.div(255).sub(mean).div(std)
-    with torch.inference_mode():
-        expected = network(example).numpy()
     (logits,) = session.run(None, {session.get_inputs()[0].name: fed.numpy()})
-    difference = _relative(np.asarray(logits), expected)
-    if not difference < TOLERANCE and not _unstable(path, network, example[:1], expected[:1]):
-        raise ConvertError(
-            f"{path}: onnxruntime computes other logits than PyTorch, by {difference:.2g} of the largest: nothing to rely on"
-        )
-    return difference
-
-
-def _unstable(path: Path, network: nn.Module, image: Any, expected: np.ndarray) -> bool:
-    """Tell whether float32's own rounding explains a difference: then PyTorch has it too, and in float64 there is none."""
-    import torch
-
-    with torch.inference_mode():
-        precise = network.double()(image.double()).numpy()
-    network.float()
-    rounding = _relative(expected, precise)
-    with read(path) as source:
-        if rounding < TOLERANCE / 10 or source.graph is None or source.graph.unknown:
-            return False
-        given = image.numpy() if not source.preprocessing else None
-        if given is None:
-            return False
-        (again,) = execute.run(source, given).values()
-    log.warning("%s: rounding to float32 moves these logits by %.2g of the largest, in PyTorch too", path, rounding)
-    return _relative(again, precise) < max(TOLERANCE, rounding / 100)
-
-
-def _relative(actual: np.ndarray, expected: np.ndarray) -> float:
-    return float(np.abs(actual - expected).max() / max(float(np.abs(expected).max()), 1e-30))
+    return _exporting.judged(path, "onnxruntime", np.asarray(logits), network, example, read, prepared=preprocessing is None)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from convert import _guard
-from convert.formats import _openvino_export, _openvino_ops, _openvino_xml
+from convert.formats import _exporting, _openvino_export, _openvino_ops, _openvino_xml
 from convert.source import Convention, Part, Source
-from weights.errors import ConvertError, MalformedFile
+from weights.errors import MalformedFile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,8 +26,6 @@ SIDECARS = (".bin",)
 WRITES = True
 EXPORTS = True
 """A file is written from a network by `export`, not from its parts by `write`: an IR holds the whole computation."""
-
-TOLERANCE = 1e-4
 
 BEGINNING = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]{0,200}\?>)?\s*(?:<!--.{0,2000}?-->\s*)*<net\s[^>]*\bversion\s*=", re.DOTALL)
 
@@ -62,7 +60,7 @@ def read(path: Path) -> Source:
             f"OpenVINO IR version {net.version}" + (f", {net.name}" if net.name else ""),
             net.files.size_bytes,
             "OpenVINO IR",
-            facts={"layers": str(len(net.layers))},
+            facts={"layers": str(len(net.layers)), **({_openvino_xml.NOTES: net.notes} if net.notes else {})},
             notes=said.notes,
             close=net.files.close,
         )
@@ -75,9 +73,7 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention, metadata
         ConvertError: always; `export` writes a network.
     """
     del parts, metadata
-    if convention == "convolution":
-        raise ConvertError(f"{path}: OpenVINO computes cross-correlation, whatever is asked; leave the kernel convention out")
-    raise ConvertError(f"{path}: an IR holds the whole computation; export(network, path, input_shape=...) writes it")
+    _exporting.refuse(path, "OpenVINO's IR", convention)
 
 
 def export(
@@ -121,14 +117,8 @@ def export(
 
 def _proved(path: Path, network: nn.Module, example: Any) -> float:
     """Run the file with OpenVINO and compare its outputs with PyTorch's."""
-    import torch
-
     exact = {"INFERENCE_PRECISION_HINT": "f32"}
-    compiled = _openvino_export.imported().Core().compile_model(path, "CPU", exact)
+    openvino = _openvino_export.imported()
+    compiled = openvino.Core().compile_model(path, "CPU", exact)
     made = np.asarray(next(iter(compiled(example.numpy()).values())))
-    with torch.inference_mode():
-        expected = network(example).numpy()
-    difference = float(np.abs(made - expected).max() / max(float(np.abs(expected).max()), 1e-30))
-    if not difference < TOLERANCE:
-        raise ConvertError(f"{path}: OpenVINO computes other outputs than PyTorch, by {difference:.2g} of the largest: nothing to rely on")
-    return difference
+    return _exporting.judged(path, "OpenVINO", made, network, example, read)

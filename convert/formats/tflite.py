@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
 from convert import _guard
-from convert.formats import _flatbuffer, _tflite_export, _tflite_model, _tflite_ops
+from convert.formats import _exporting, _flatbuffer, _tflite_export, _tflite_model, _tflite_ops
 from convert.formats._mapped import mapped
 from convert.formats._wire import Budget
 from convert.source import Convention, Part, Source
@@ -27,8 +25,6 @@ SUFFIXES = (".tflite", ".lite")
 WRITES = True
 EXPORTS = True
 """A file is written from a network by `export`, not from its parts by `write`: it holds the whole computation."""
-
-TOLERANCE = 1e-4
 
 MAGIC = b"TFL3"
 
@@ -68,9 +64,7 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention, metadata
         ConvertError: always; `export` writes a network.
     """
     del parts, metadata
-    if convention == "convolution":
-        raise ConvertError(f"{path}: TFLite computes cross-correlation, whatever is asked; leave the kernel convention out")
-    raise ConvertError(f"{path}: a TFLite file holds the whole computation; export(network, path, input_shape=...) writes it")
+    _exporting.refuse(path, "TFLite", convention)
 
 
 def export(
@@ -110,14 +104,12 @@ def export(
     path = Path(path)
     if preprocessing is not None:
         raise ConvertError(f"{path}: a TFLite file is written without the preprocessing; ONNX and OpenVINO's IR take it inside")
-    twin, example = _tflite_export.write(network, path, input_shape=input_shape, metadata=metadata)
-    return _proved(path, twin, example) if verify else None
+    twin, example, written = _tflite_export.write(network, path, input_shape=input_shape, metadata=metadata)
+    return _proved(path, twin, example, written) if verify else None
 
 
-def _proved(path: Path, network: nn.Module, example: Any) -> float:
+def _proved(path: Path, network: nn.Module, example: Any, written: nn.Module) -> float:
     """Run the file with LiteRT and compare its outputs with PyTorch's."""
-    import torch
-
     last = example.ndim == 4
     try:
         ran = _tflite_export.outputs(path, example.numpy(), last)
@@ -126,11 +118,5 @@ def _proved(path: Path, network: nn.Module, example: Any) -> float:
     if isinstance(ran, str):
         raise ConvertError(f"{path}: LiteRT does not run what was written: {ran}")
     made, by = ran
-    outputs = (made.transpose(0, 3, 1, 2) if last and made.ndim == 4 else made).reshape(len(example), -1)
-    with torch.inference_mode():
-        expected = network(example).numpy().reshape(len(example), -1)
-    same = outputs.shape == expected.shape
-    difference = float(np.abs(outputs - expected).max() / max(float(np.abs(expected).max()), 1e-30)) if same else float("inf")
-    if not difference < TOLERANCE:
-        raise ConvertError(f"{path}: {by} computes other outputs than PyTorch, by {difference:.2g} of the largest: nothing to rely on")
-    return difference
+    outputs = made.transpose(0, 3, 1, 2) if last and made.ndim == 4 else made
+    return _exporting.judged(path, by, outputs, network, example, read, written=written)

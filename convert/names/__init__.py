@@ -13,7 +13,8 @@ A naming has ``rows(family, ours)``; the way back is derived (`convert.writing.p
   ``options`` and ``preprocessing`` as above, ``classes`` (their names in order), ``labels`` (the name of a list of them), ``embedding`` and
   ``num_classes`` as of `weights.Checkpoint`. None where the files are of another network, a ValueError where no network here does what
   they say;
-- ``IGNORED``: prefixes of their modules that have no counterpart here, as they are no part of the network.
+- ``IGNORED``: prefixes of their modules that have no counterpart here, as they are no part of the network;
+- ``UNREAD``: prefixes of their modules by which of ours they are, ignored for a network that was built without those.
 
 Example:
     >>> "timm" in names.NAMINGS
@@ -54,7 +55,7 @@ def _discovered() -> dict[str, ModuleType]:
 NAMINGS: dict[str, ModuleType] = _discovered()
 """Every naming by the name that a checkpoint's record uses, the likelier first."""
 
-AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+AUXILIARY = {name: name for name in ("aux1.", "aux2.", "AuxLogits.")}
 """Heads that only training needs; files carry them along, and a network built without them ignores them."""
 
 
@@ -177,7 +178,8 @@ def carry(
 def spelt(naming: str, tensors: Mapping[str, Any], mapping: Sequence[Row], ours: Mapping[str, Any]) -> dict[str, str]:
     """Spell a file's names as the rows of a naming do, wrappers and what is no part of the network left out: to the file's own."""
     module = NAMINGS.get(naming)
-    unused = tuple(head for head in AUXILIARY if not any(name.startswith(head) for name in ours))
+    optional = AUXILIARY | getattr(module, "UNREAD", {})
+    unused = tuple(there for there, here in optional.items() if not any(name.startswith(here) for name in ours))
     unused += tuple(getattr(module, "IGNORED", ()))
     mend, align = getattr(module, "mend", str), getattr(module, "align", None)
     plain = _unprefixed(strip_wrappers({name: name for name in tensors}), {row.theirs for row in mapping}, mend)

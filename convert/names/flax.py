@@ -2,7 +2,7 @@
 
 Modules without a name are numbered by class, blocks straight through. A vision transformer has queries, keys and values in three layers,
 each with an axis for the heads (`convert.formats._flaxtree`). big_vision counts within a block otherwise than vision_transformer, whose
-names are written; both are read, SigLIP's too, but blocks that are stacked in one tensor are not.
+names are written; both are read, SigLIP's too, and blocks that are stacked in one tensor.
 
 Source: https://github.com/google/flax, examples/imagenet/models.py; https://github.com/google-research/vision_transformer,
 vit_jax/models_vit.py and models_mixer.py; https://github.com/google-research/big_vision, big_vision/models/vit.py.

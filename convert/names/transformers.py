@@ -1,9 +1,9 @@
 """The names in Hugging Face's transformers: its image classifiers and its image towers, as `save_pretrained` writes them.
 
 Queries, keys and values are three layers there. Files of a bare network lack the network's prefix, and what
-`torch.save(model.state_dict())` of version 5 writes has newer names for some layers; both are read. `Dinov2ForImageClassification` reads
-the mean of the patches besides the class token and `SiglipForImageClassification` only the mean, which no network here does: of those the
-bare networks alone are read. LayerNorms of ViT and DeiT, and the last of ConvNeXt, add 1e-12 to the variance there and 1e-6 here.
+`torch.save(model.state_dict())` of version 5 writes has newer names for some layers; both are read. Classifiers of DINOv2 and SigLIP read
+other features than the published networks, and one of DeiT has no teacher: `POOLS` says with which option ours do so.
+LayerNorms of ViT and DeiT, and the last of ConvNeXt, add 1e-12 to the variance there and 1e-6 here.
 
 Source: https://github.com/huggingface/transformers, src/transformers/models (version 5.24), and conversion_mapping.py for newer names.
 """
@@ -33,6 +33,8 @@ IGNORED = (
     *(f"{prefix}embeddings.position_ids" for prefix in ("", "vision_model.")),
 )
 """Other towers, what only training needs, and a dense layer behind the class token that no classifier reads."""
+UNREAD = {"vision_model.head.": "attention_pool."}
+"""Their modules that a network without these of ours does not read."""
 
 QUERY_KEY_VALUE = ("query", "key", "value")
 
@@ -238,7 +240,7 @@ def _vits(found: Mapping[str, str], ours: Mapping[str, Shape]) -> Iterator[Row]:
     parts = {"self_attention.out_proj": "attention.output.dense", **(DINOS_PARTS if scaled else VITS_PARTS)}
     if scaled and ours["encoder.layers.encoder_layer_0.mlp.0.weight"][0] != ours["encoder.layers.encoder_layer_0.mlp.3.weight"][1]:
         parts |= {"mlp.0": "mlp.weights_in", "mlp.3": "mlp.weights_out"}
-    heads = {"heads.head": "cls_classifier" if distilled else "classifier", "heads.head_dist": "distillation_classifier"}
+    heads = {"heads.head": "cls_classifier" if "heads.head_dist" in found else "classifier", "heads.head_dist": "distillation_classifier"}
     positions = f"{prefix}.embeddings.position_embeddings" if registers and scaled else ""
     for row in _transformers(found, prefix, "encoder.layer", "attention.attention", QUERY_KEY_VALUE, parts, VITS_ENDS, heads):
         if positions and row.ours in ("class_token", "encoder.pos_embedding"):
@@ -249,8 +251,12 @@ def _vits(found: Mapping[str, str], ours: Mapping[str, Shape]) -> Iterator[Row]:
 
 
 def _towers(found: Mapping[str, str], ours: Mapping[str, Shape]) -> Iterator[Row]:
-    """List the rows of CLIP's and SigLIP's image towers; the latter have no classifier there, and ours has a name that no file has."""
-    heads = {"heads.head": "vision_model.head.classifier" if "attention_pool.latent" in found else "visual_projection"}
+    """List the rows of CLIP's and SigLIP's image towers.
+
+    Behind a pool by attention there is no classifier there, and ours has a name that no file has. SigLIP's reads the mean.
+    """
+    classifier = "classifier" if "class_token" not in found else "visual_projection"
+    heads = {"heads.head": "vision_model.head.classifier" if "attention_pool.latent" in found else classifier}
     projections = tuple(f"{letter}_proj" for letter in "qkv")
     tables = ("class_token", "encoder.pos_embedding")
     for row in _transformers(found, "vision_model", "encoder.layers", "self_attn", projections, TOWERS_PARTS, TOWERS_ENDS, heads):
@@ -310,11 +316,12 @@ ACTIVATIONS = {
     **{"gelu": "gelu", "gelu_python": "gelu", "quick_gelu": "quick_gelu"},
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
 }
-UNLIKE = {
-    "SiglipForImageClassification": "classifies the mean of the patches",
-    "Dinov2ForImageClassification": "classifies the class token beside the mean of the patches",
-    "Dinov2WithRegistersForImageClassification": "classifies the class token beside the mean of the patches",
+POOLS = {
+    **{"SiglipForImageClassification": "mean", "DeiTForImageClassification": "class"},
+    **dict.fromkeys(("Dinov2ForImageClassification", "Dinov2WithRegistersForImageClassification"), "class_and_mean"),
 }
+"""What the classifier reads, where that is not what the published network's does."""
+UNLIKE = {"CLIPForImageClassification": "classifies the mean of the patches before the last norm"}
 """Classifiers that read other features than the networks here."""
 RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 """Interpolations by PIL's numbers."""
@@ -334,7 +341,8 @@ def told(files: Mapping[str, Any], family: Sequence[str]) -> dict[str, Any] | No
     kind = str(next(iter(config.get("architectures") or ()), ""))
     if kind in UNLIKE:
         raise ValueError(f"{kind} {UNLIKE[kind]}, which no network here does; name a file of the bare network")
-    found: dict[str, Any] = {"options": _configured(config)}
+    pool = {"pool": POOLS[kind]} if kind in POOLS else {}
+    found: dict[str, Any] = {"options": {**_configured(config), **pool}}
     labels = {int(number): str(label) for number, label in table(config, "id2label").items()}
     if kind.endswith(("Model", "Backbone", "WithProjection")):
         projected = "CLIP" in family and kind != "CLIPVisionModel"

@@ -58,8 +58,8 @@ PAGES: dict[str, dict[str, str]] = {
         "features": "UNet",
     },
     "zoo.training": {
-        "detect": "Diverged Learnt LearningSettings read_yolo train_detector",
-        "segment": "measure_segmenter train_segmenter",
+        "detect": "Diverged Learnt LearningSettings read_yolo Taught teach train_detector",
+        "segment": "measure_segmenter Painted read_painted train_segmenter",
     },
     "zoo.stylizing": {
         "stylize": """

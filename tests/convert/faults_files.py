@@ -1,6 +1,8 @@
 """`make faults-files`: 20,000 damaged files a reader, in steps that an interrupted run takes up again, and a report of what happened.
 
-    python tests/convert/faults_files.py [--count 20000] [--format keras] [--seed 0] [--report docs/notes/faults.md]
+    python tests/convert/faults_files.py [--count 20000] [--format keras] [--structured] [--seed 0] [--report docs/notes/faults.md]
+
+`--structured` changes what files say and keeps their containers whole (`structured.py`), for the formats of `STRUCTURED` if none is named.
 
 Every thousand files are read by a process of their own, with a seed of their own, and noted in `STATE`; delete that to begin anew.
 """
@@ -26,6 +28,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".faults-files.json"
 STEP = 1000
+STRUCTURED = ("chainer", "coreml", "graphdef", "mxnet", "ncnn", "openvino", "paddle", "pytorch", "tfjs", "tflite", "torch7")
+WHOLE = ", containers whole"
+"""Behind a reader's name in the state and the report: of mutants by `structured.py`."""
 err = Console(stderr=True)
 
 
@@ -52,7 +57,7 @@ def campaign(names: list[str], count: int, seed: int, workers: int, state: dict[
             if stopping or number in done.seeds:
                 continue
             begun = time.monotonic()
-            outcomes, faults = run(name, STEP, number)
+            outcomes, faults = run(name.removesuffix(WHOLE), STEP, number, structure=name.endswith(WHOLE))
             done.seeds.append(number)
             done.outcomes = dict(Counter(done.outcomes) + Counter(outcomes))
             done.faults += faults[:20]
@@ -84,7 +89,9 @@ def report(state: dict[str, Reader], place: Path) -> None:
     from faults_page import write_section
 
     lines = [
-        "Good files of each format, and pickles with code in them, damaged in one to four places (`tests/convert/hostile.py`). For each: "
+        "Good files of each format, and pickles with code in them, damaged in one to four places (`tests/convert/hostile.py`). Rows with "
+        "*containers whole* are of mutants in which one to three values are changed, and lengths, checksums and offsets written anew "
+        "(`tests/convert/structured.py`). For each: "
         "a typed refusal or tensors; no signal, no more than 20 s, no more memory than twice the file and 200 MB, nothing opened outside "
         "of the input, written, started or run; and the numbers of the usual library in what is accepted "
         f"({', '.join(sorted(REFERENCES))}: the others' libraries do not survive such files, or there is none). What a C library opens "
@@ -117,14 +124,17 @@ def main() -> int:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--format", action="append", choices=sorted(formats()))
+    parser.add_argument("--structured", action="store_true")
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--report", type=Path)
     wanted = parser.parse_args()
     state = {name: Reader(**told) for name, told in json.loads(STATE.read_text()).items()} if STATE.exists() else {}
+    names = wanted.format or (STRUCTURED if wanted.structured else sorted(formats()))
+    names = [f"{name}{WHOLE if wanted.structured else ''}" for name in names]
     try:
-        campaign(wanted.format or sorted(formats()), wanted.count, wanted.seed, wanted.workers, state)
+        campaign(names, wanted.count, wanted.seed, wanted.workers, state)
     except KeyboardInterrupt:
         return 130
     finally:

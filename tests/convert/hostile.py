@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -28,9 +29,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from structured import structured
+
 SECONDS = 20
 SPARE_BYTES = 200 * 2**20
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
+Change = Callable[[bytes, random.Random], bytes]
 HERE = Path(__file__).parent
 KEPT = HERE.parents[1] / ".faults"
 """Where files go that did harm."""
@@ -89,7 +93,12 @@ def mutate(data: bytes, draw: random.Random) -> bytes:
     return bytes(changed)
 
 
-def mutations(files: list[Path], count: int, folder: Path, seed: int) -> Iterator[Path]:
+def family(path: Path) -> str:
+    """Tell what files that belong together have in common: "net" of net.xml and net.bin, net-symbol.json, net_00001.weights.h5."""
+    return re.split(r"[.-]|_(?=\d{5})", path.name)[0]
+
+
+def mutations(files: list[Path], count: int, folder: Path, seed: int, change: Change = mutate) -> Iterator[Path]:
     """Write `count` damaged copies, one after the other, each with its companions beside it."""
     for number in range(count):
         draw = random.Random(f"{seed}/{number}")  # each of its own: torch's older files differ from run to run
@@ -101,11 +110,11 @@ def mutations(files: list[Path], count: int, folder: Path, seed: int) -> Iterato
             shutil.copytree(original, copy)
         else:
             for companion in original.parent.iterdir():
-                if companion.is_file() and (companion == original or companion.stem.split(".")[0] == original.stem.split(".")[0]):
+                if companion.is_file() and (companion == original or family(companion) == family(original)):
                     shutil.copyfile(companion, folder / companion.name)
         inside = [path for path in (copy.rglob("*") if copy.is_dir() else folder.iterdir()) if path.is_file()]
         victim = copy if copy.is_file() and draw.random() < 0.8 else draw.choice(sorted(inside))
-        victim.write_bytes(mutate(victim.read_bytes(), draw))
+        victim.write_bytes(change(victim.read_bytes(), draw))
         yield copy
 
 
@@ -261,7 +270,7 @@ def forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def child(format: str, count: int, seed: int) -> None:
+def child(format: str, count: int, seed: int, *, structure: bool) -> None:
     """Read `count` mutations and report a line of JSON each time something is wrong, and one in the end."""
 
     def late(number: int, frame: FrameType | None) -> None:
@@ -283,7 +292,7 @@ def child(format: str, count: int, seed: int) -> None:
         watch = Watch(bad)
         gc.collect()
         gc.freeze()  # what the libraries brought along needn't be looked through for every file
-        for number, file in enumerate(mutations([*files, *set_traps], count, bad, seed)):
+        for number, file in enumerate(mutations([*files, *set_traps], count, bad, seed, structured if structure else mutate)):
             forget_peak()
             before = peak_bytes()
             begun = time.monotonic()
@@ -304,7 +313,7 @@ def child(format: str, count: int, seed: int) -> None:
             if watch.seen or canary.exists():
                 fault = watch.seen or "it ran what the file says"
             if fault:
-                kept = KEPT / f"{format}-{seed}-{number}"
+                kept = KEPT / f"{format}-{'structured-' if structure else ''}{seed}-{number}"
                 shutil.copytree(bad, kept, dirs_exist_ok=True)
                 print(
                     json.dumps(
@@ -315,11 +324,13 @@ def child(format: str, count: int, seed: int) -> None:
     print(json.dumps({"outcomes": outcomes}), flush=True)
 
 
-def run(format: str, count: int, seed: int = 0) -> tuple[dict[str, int], list[str]]:
+def run(format: str, count: int, seed: int = 0, *, structure: bool = False) -> tuple[dict[str, int], list[str]]:
     """Read `count` mutations of a format in a process of its own: outcomes by name, and the faults."""
     command = [sys.executable, __file__, "--format", format, "--count", str(count), "--seed", str(seed)]
+    command += ["--structured"] if structure else []
     root = str(HERE.parents[1])
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env={**os.environ, "PYTHONPATH": root}, check=False)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((root, str(HERE)))}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=env, check=False)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     faults = [f"mutation {line.get('number')} of {line.get('file')}, seed {seed}: {line['fault']}" for line in lines if "fault" in line]
     outcomes = next((line["outcomes"] for line in lines if "outcomes" in line), {})
@@ -334,5 +345,6 @@ if __name__ == "__main__":
     parser.add_argument("--format", required=True)
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--structured", action="store_true")
     wanted = parser.parse_args()
-    child(wanted.format, wanted.count, wanted.seed)
+    child(wanted.format, wanted.count, wanted.seed, structure=wanted.structured)

@@ -56,6 +56,23 @@ def test_the_error_is_the_largest_difference_over_the_largest_number() -> None:
     assert evidence.layers[0].max_abs == pytest.approx(0.01)
 
 
+def test_what_rounding_moves_in_pytorch_too_neither_proves_nor_contradicts() -> None:
+    network = ours()
+    with torch.no_grad():  # the logits are what is left of sums a million times as large
+        network.head.bias.copy_(1e6 * torch.ones(5))
+        difference = nn.Linear(5, 5, bias=False)
+        difference.weight.copy_(torch.eye(5) - torch.roll(torch.eye(5), 1, 0))
+        network.head = nn.Sequential(network.head, difference)
+    single = network.float().eval()
+    with torch.no_grad():
+        given = single(torch.from_numpy(X).float()).numpy()
+    evidence = against_outputs(network, X, given, 1e-4)
+    assert not evidence.proven
+    assert not evidence.contradicts
+    assert "rounding to float32 moves PyTorch's own outputs" in evidence.detail
+    assert against_outputs(network, X, given[:, ::-1].copy(), 1e-4).contradicts
+
+
 def test_a_convolution_whose_bias_was_moved_is_compared_behind_its_norm() -> None:
     network, other = ours(stem_bias=True), ours()
     other.load_state_dict({k: v for k, v in network.state_dict().items() if k != "conv1.bias"})

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from convert import formats
 from convert.diff import Entry, diff
+from convert.formats import safetensors
 from convert.source import Convention, Source, Stored, in_memory
 from convert.steps import FlattenOrder, flip, from_layout
 
@@ -221,3 +223,47 @@ def test_networks_of_matlab_have_height_and_width_exchanged(real: Path, torch: s
     steps = {entry.step.partition(" (")[0] for entry in found.entries}
     assert "a transposition of height and width" in steps
     assert ("another flatten order" in steps) == (torch != "pnet.pt")
+
+
+def _norms(eps: float = 1e-5) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Two layers as they were trained, and as they come back from a format that folds; names sorted, so that their order says nothing."""
+    draw = np.random.default_rng(0)
+    trained: dict[str, np.ndarray] = {}
+    back: dict[str, np.ndarray] = {}
+    for n in (1, 2):
+        weight, gamma, beta, mean = draw.normal(size=(4, 4, 3, 3)), *draw.normal(size=(3, 4))
+        var = draw.uniform(0.5, 2, 4)
+        scale = gamma / np.sqrt(var + eps)
+        trained |= {f"bn{n}.weight": gamma, f"bn{n}.bias": beta, f"bn{n}.running_mean": mean, f"bn{n}.running_var": var}
+        back |= {f"bn{n}.weight": np.ones(4), f"bn{n}.bias": beta - mean * scale, f"bn{n}.running_mean": np.zeros(4)}
+        back |= {f"bn{n}.running_var": np.full(4, 1 - eps), f"conv{n}.weight": weight * scale.reshape(-1, 1, 1, 1)}
+        trained[f"conv{n}.weight"] = weight
+    return tuple({name: held.astype(np.float32) for name, held in sorted(each.items())} for each in (trained, back))  # type: ignore[return-value]
+
+
+def _saved(path: Path, arrays: dict[str, np.ndarray]) -> Source:
+    safetensors.save({name: torch.from_numpy(array) for name, array in arrays.items()}, path)
+    return formats.read(path)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("kept", [True, False])
+def test_batchnorms_that_were_folded_on_the_way_are_explained(swapped: bool, kept: bool, tmp_path: Path) -> None:
+    trained, back = _norms()
+    if not kept:
+        back |= {f"conv{n}.bias": back[f"bn{n}.bias"] for n in (1, 2)}
+        back = {name: held for name, held in back.items() if not name.startswith("bn")}
+    pair = [_saved(tmp_path / "a.safetensors", trained), _saved(tmp_path / "b.safetensors", back)]
+    found = diff(*(pair[::-1] if swapped else pair))
+    assert found.same
+    assert not found.identical
+    assert "a fold of BatchNorms" in found.summary()
+
+
+def test_a_fold_with_another_shift_is_different(tmp_path: Path) -> None:
+    trained, back = _norms()
+    back["bn2.bias"] = back["bn2.bias"] + np.float32(0.01)
+    found = diff(_saved(tmp_path / "a.safetensors", trained), _saved(tmp_path / "b.safetensors", back))
+    verdicts = {entry.a: entry.verdict for entry in found.entries}
+    assert verdicts["conv1.weight"] == "equal after a step"
+    assert verdicts["conv2.weight"] == verdicts["bn2.bias"] == "different"

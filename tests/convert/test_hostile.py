@@ -9,6 +9,7 @@ import faults_files
 import hostile
 import pytest
 from hostile import mutate, run
+from structured import fields, of_fields, of_json, structured, written
 
 from convert.formats import formats, read
 from convert.source import in_memory
@@ -21,6 +22,26 @@ def test_mutated_files_are_refused_or_read(format: str, count: int) -> None:
     assert faults == []
     assert sum(outcomes.values()) == count
     assert sum(outcomes.values()) > outcomes.get("read", 0), "the mutations did no harm, so they prove nothing"
+
+
+@pytest.mark.parametrize("format", faults_files.STRUCTURED)
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.long)])
+def test_files_whose_values_are_changed_are_refused_or_read(format: str, count: int) -> None:
+    outcomes, faults = run(format, count, structure=True)
+    assert faults == []
+    assert sum(outcomes.values()) == count
+    assert outcomes["read"] > count / 10, "the containers are broken, so what they say was not reached"
+    assert outcomes["read"] < count
+
+
+@pytest.mark.parametrize("format", sorted(formats()))
+def test_a_damaged_file_has_all_its_companions_beside_it(format: str, tmp_path: Path) -> None:
+    """Without its shards any file is refused, whatever was damaged."""
+    (tmp_path / "good").mkdir()
+    (tmp_path / "bad").mkdir()
+    for original in hostile.seeds(format, tmp_path / "good"):
+        unhurt = hostile.mutations([original], 1, tmp_path / "bad", 0, change=lambda data, _: data)
+        assert [hostile.read_everything(copy, format) for copy in unhurt] == ["read"], original.name
 
 
 @pytest.mark.parametrize(
@@ -64,7 +85,7 @@ def test_an_accepted_file_with_other_numbers_is_seen(tmp_path: Path) -> None:
 def test_an_interrupted_campaign_goes_on_and_its_report_leaves_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def little(format: str, count: int, seed: int) -> tuple[dict[str, int], list[str]]:
+    def little(format: str, count: int, seed: int, *, structure: bool = False) -> tuple[dict[str, int], list[str]]:
         asked.append(seed)
         if len(asked) == 3:
             raise KeyboardInterrupt
@@ -88,3 +109,22 @@ def test_mutations_are_the_same_each_time_and_damage_most_files() -> None:
     made = [mutate(data, random.Random(seed)) for seed in range(100)]
     assert made == [mutate(data, random.Random(seed)) for seed in range(100)]
     assert sum(each != data for each in made) > 80
+
+
+def test_a_changed_value_leaves_its_container_whole() -> None:
+    import io
+    import json
+    import zipfile
+
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as archive:
+        archive.writestr("a/version", "3")
+        archive.writestr("a.json", '{"shape": [1, 2], "name": "x"}')
+    message = b"\x0a\x03abc\x12\x06\x0a\x02hi\x10\x05\x18\x07"
+    for seed in range(200):
+        with zipfile.ZipFile(io.BytesIO(structured(held.getvalue(), random.Random(seed)))) as archive:
+            assert archive.testzip() is None
+        json.loads(of_json(b'[{"sizes": [3, 4.5, "SAME", null, true]}]', random.Random(seed)))
+    once = [written(of_fields(fields(message) or [], random.Random(seed))) for seed in range(200)]
+    assert sum(fields(each) is not None for each in once) > 190
+    assert len(set(once)) > 15

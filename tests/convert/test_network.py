@@ -101,3 +101,9 @@ def test_the_network_is_not_changed() -> None:
 
 def test_a_network_in_float64_is_followed_too() -> None:
     assert list(by_name(Residual().double(), (3, 3, 2))) == ["stem", "norm", "deep", "up", "fc"]
+
+
+def test_a_norm_behind_an_activation_is_not_direct_and_one_behind_a_dropout_is() -> None:
+    between = (nn.ReLU(), nn.ReLU(inplace=True), nn.Dropout2d(), nn.Identity(), nn.AvgPool2d(1))
+    found = [layers(nn.Sequential(nn.Conv2d(3, 4, 1), each, nn.BatchNorm2d(4)), (3, 8, 8))[1].direct for each in between]
+    assert found == [False, False, True, True, False]

@@ -59,6 +59,7 @@ def page(rows: Sequence[Row], measured: Iterable[Measured], *, mine: bool = Fals
             "form-action 'none'",
         ]
     )
+    bare = sum(row.checkpoint is None for row in rows)
     parts = {
         "MADE": MADE_BY,
         "POLICY": escape(policy),
@@ -67,6 +68,7 @@ def page(rows: Sequence[Row], measured: Iterable[Measured], *, mine: bool = Fals
         "VERSION": escape(version),
         "COUNT": f"{sum(row.checkpoint is not None for row in rows):,}",
         "NETWORKS": f"{len({row.variant.name for row in rows}):,}",
+        "BARE": f"; {bare:,} have no checkpoint yet" if bare else "",
         "DATA": in_html(data(rows, measured, mine=mine)),
         "PROGRAM": program,
     }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,7 +16,7 @@ from rich.table import Table
 
 from weights.arguments import did_you_mean
 from weights.documents import read_json
-from weights.errors import MalformedFile
+from weights.errors import MalformedFile, WeightsError
 from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
@@ -34,6 +37,10 @@ from zoo.pretrained.run_folder import CONFIG
 
 if TYPE_CHECKING:
     from zoo.finetuning import Run
+    from zoo.training import Taught
+
+EVERY_S = 60.0
+"""Seconds between the lines of a detector's run in a log."""
 
 
 def finetune(
@@ -42,7 +49,8 @@ def finetune(
         typer.Argument(
             metavar="DATA",
             autocompletion=files,
-            help="A folder with a folder of images a class, or with train and val folders of these; tars; Parquet.",
+            help="A folder with a folder of images a class, or with train and val folders of these; tars; Parquet. "
+            "For a detector or segmenter: COCO's JSON, or a folder as VOC or YOLO have them.",
         ),
     ] = None,
     model: Annotated[
@@ -59,6 +67,10 @@ def finetune(
         str | None,
         typer.Option(autocompletion=files, help="Validation images. Default: DATA's val folder, or else a share of DATA."),
     ] = None,
+    images: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The photographs of COCO's annotations. Default: searched for.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="The split of a detector's VOC folder: train …. Default: every annotation.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the images; 10.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
     head_epochs: Annotated[int | None, typer.Option(help="Epochs, of those, in which only the new head learns.")] = None,
@@ -96,11 +108,20 @@ def finetune(
     """Teach a network the classes of your images; `torchrun --nproc-per-node 4 -m zoo finetune …` uses several GPUs.
 
     Use the run's folder like a checkpoint: `zoo predict PHOTO --model FOLDER`, trained(MobileNetV2, "FOLDER").
+
+    Detectors and segmenters learn too, from annotated photographs, by SGD: `zoo detect PHOTO --model FOLDER`.
     """
+    given = {name: value for name, value in locals().items() if value is not None and value is not False}
+    task = _task(model, tag, resume)
+    if task != "classification":
+        _teach(task, given, more, option)
+        return
     from zoo.commands.watching import watched_steps
     from zoo.finetuning import Settings, Stopped, find_rate
     from zoo.finetuning import finetune as train
 
+    if extra := [f"--{name}" for name, value in {"images": images, "split": split}.items() if value is not None]:
+        raise typer.BadParameter("it is a detector's or segmenter's; a classifier's images lie in a folder a class", param_hint=extra[0])
     told = {name: value for name, value in locals().items() if name in _settings() and value is not None} | _more(more)
     with value_of(None):
         Settings.of(told)
@@ -148,6 +169,101 @@ def finetune(
         _show(run, as_json)
 
 
+LEARNT_BY = {"epochs": "epochs", "batch_size": "batch_size", "lr": "rate", "weight_decay": "weight_decay", "clip": "clip", "seed": "seed"}
+"""Options that detectors and segmenters take too, and their settings' names."""
+
+
+def _task(model: str | None, tag: str | None, resume: Path | None) -> str:
+    """Return the task of the network that is asked for; of a name that nobody knows "classification", which says so."""
+    if resume is not None:
+        from zoo.training.run import task_of
+
+        return task_of(resume)
+    if model is None:
+        return "classification"
+    from zoo.catalogue import any_class
+    from zoo.pretrained.names import named as read_names
+
+    try:
+        return any_class(read_names(model, tag)[0]).task
+    except WeightsError:
+        return "classification"
+
+
+def _teach(task: str, given: dict[str, Any], more: list[str] | None, option: list[str] | None) -> None:
+    """Teach a detector or a segmenter."""
+    from zoo.catalogue import any_class
+    from zoo.pretrained.names import named as read_names
+    from zoo.training import LearningSettings, teach
+
+    settings = {ours: given[name] for name, ours in LEARNT_BY.items() if name in given} | _more(more, LearningSettings)
+    known = {"data", "model", "folder", "tag", "scratch", "resume", "restart", "val", "images", "split", "size", "device", "more", "option"}
+    if unknown := [name for name in given if name not in known | {*LEARNT_BY, "quiet", "as_json"}]:
+        flag = f"--{unknown[0].replace('_', '-')}"
+        raise typer.BadParameter(f"it is a classifier's, and a network for {task} does not take it", param_hint=flag)
+    quiet, as_json = given.get("quiet", False), given.get("as_json", False)
+    with ExitStack() as shown:
+        done = None if quiet else _watched(shown)
+        if "resume" in given:
+            others = [name for name in given if name not in ("resume", "device", "quiet", "as_json")]
+            if others:
+                raise typer.BadParameter(
+                    f"the run in '{given['resume']}' goes on as it began: leave out {', '.join(others)}", param_hint="--resume"
+                )
+            run = teach(out=given["resume"], resume=True, device=given.get("device"), done=done)
+        else:
+            if "data" not in given:
+                raise typer.BadParameter("which photographs? COCO's JSON, a VOC or YOLO folder, or --resume FOLDER", param_hint="DATA")
+            name, tag = read_names(given["model"], given.get("tag"))
+            folder = makeable(given.get("folder", Path("runs/finetune")))
+            built = build_options(option, any_class(name))
+            if "num_classes" in built:
+                raise typer.BadParameter("the data say how many classes there are; leave num_classes out", param_hint="--option")
+            how = {key: given.get(key) for key in ("val", "images", "split", "device")} | {"side": given.get("size")}
+            begins = {"weights": tag, "from_scratch": "scratch" in given, "options": built, "restart": "restart" in given}
+            try:
+                run = teach(name, given["data"], folder, done=done, **how, **begins, **settings)
+            except FileExistsError:
+                todo = f"zoo finetune --resume {folder} goes on with it, --restart throws it away; or name another folder with --out"
+                raise FileExistsError(f"'{folder}' holds a run: {todo}") from None
+    if int(os.environ.get("RANK", "0")) == 0:
+        _show_taught(run, task, as_json)
+
+
+def _watched(shown: ExitStack) -> Callable[[int, int, float], None]:
+    """Show the steps of a run from its first one on, which says how many there are."""
+    from zoo.commands.watching import watched_steps
+
+    told: list[Any] = []
+    begun = [time.monotonic()]
+
+    def done(step: int, steps: int, loss: float) -> None:
+        if not told:
+            told.append(shown.enter_context(watched_steps(steps, step - 1, console=err)))
+        told[0].step(step, loss, 0.0)
+        if not err.is_terminal and (step == steps or time.monotonic() - begun[0] > EVERY_S):
+            begun[0] = time.monotonic()
+            err.print(f"step {step:,} of {steps:,}: loss {loss:.4f}", soft_wrap=True)
+
+    return done
+
+
+def _show_taught(run: Taught, task: str, as_json: bool) -> None:
+    if as_json:
+        told = {"folder": str(run.folder), "steps": run.steps, "resumed": run.resumed, "loss": run.loss, "metrics": dict(run.measured)}
+        print_json({**told, "learnt_from": run.photographs[0], "measured_on": run.photographs[1], "classes": list(run.classes)})
+        return
+    says = {"map": "mAP", "map50": "mAP at 50 %", "miou": "mIoU", "pixels": "pixels right"}
+    figures = ", ".join(f"{says[name]} {100 * value:.1f}" for name, value in run.measured.items())
+    measured = f"{figures} on {counted(run.photographs[1], 'photograph')}" if figures else "measured on nothing: --val names photographs"
+    before = f", {run.resumed:,} of them before it was resumed" if run.resumed else ""
+    out.print(f"[bold]{measured}[/bold], after {counted(run.steps, 'step')}{before}, loss {run.loss:.3f}", soft_wrap=True)
+    place = escape(str(run.folder))
+    command = "detect" if task == "detection" else "segment"
+    out.print(f"use it: zoo {command} PHOTO --model {place}", soft_wrap=True)
+    out.print(f'[dim]trained({type(run.model).__name__}, "{place}")[/dim]', soft_wrap=True)
+
+
 def _show(run: Run, as_json: bool) -> None:
     metrics = run.metrics
     if as_json:
@@ -189,14 +305,15 @@ def _settings() -> dict[str, Any]:
     return {field.name: field.type for field in fields(Settings)}
 
 
-def _more(pairs: list[str] | None) -> dict[str, Any]:
+def _more(pairs: list[str] | None, kind: Any = None) -> dict[str, Any]:
+    known = _settings() if kind is None else {field.name: field.type for field in fields(kind)}
     found: dict[str, Any] = {}
     for pair in pairs or []:
         name, equals, value = pair.partition("=")
         if not equals:
             raise typer.BadParameter(f"a setting looks like warmup=0.1, not {pair!r}", param_hint="--set")
-        if name not in _settings():
-            hint = did_you_mean(name, _settings()) or f"; there are {', '.join(_settings())}"
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
             raise typer.BadParameter(f"there is no setting {name!r}{hint}", param_hint="--set")
         try:
             found[name] = read_json(value, name)

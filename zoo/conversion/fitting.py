@@ -64,8 +64,9 @@ def _values(model: type[Model]) -> dict[str, tuple[Any, ...]]:
         for name, hint in get_type_hints(base.__init__).items():
             if hint is bool:
                 found[name] = (False, True)
-            elif get_origin(hint) is Literal:
-                found[name] = get_args(hint)
+            for one in (hint, *get_args(hint)):  # a word, or None for the network's own
+                if get_origin(one) is Literal:
+                    found[name] = get_args(one)
     return {name: values for name, values in found.items() if name in accepted(model)}
 
 

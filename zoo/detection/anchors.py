@@ -14,6 +14,11 @@ def flattened(x: Tensor, each: int) -> Tensor:
     return x.unflatten(1, (-1, each)).permute(0, 3, 4, 1, 2).flatten(1, 3)
 
 
+def exact(like: Tensor) -> torch.dtype:
+    """Return the dtype of boxes that codes of this tensor's dtype start from: half precision knows no pixel beyond 256 exactly."""
+    return torch.promote_types(like.dtype, torch.float32)
+
+
 class Anchors(nn.Module):
     """Boxes of some sizes and shapes around every pixel of each map.
 
@@ -38,8 +43,9 @@ class Anchors(nn.Module):
 
     def around(self, sizes: Sequence[float], like: Tensor) -> Tensor:
         """Return the boxes (A, 4) around the origin, rounded to pixels; sizes change fastest."""
-        scales = torch.tensor(sizes, dtype=like.dtype)
-        heights = torch.tensor(self.ratios, dtype=like.dtype).sqrt()
+        dtype = exact(like)
+        scales = torch.tensor(sizes, dtype=dtype)
+        heights = torch.tensor(self.ratios, dtype=dtype).sqrt()
         w, h = ((side[:, None] * scales).flatten() for side in (1 / heights, heights))
         return (torch.stack([-w, -h, w, h], 1) / 2).round().to(like.device, non_blocking=True)
 
@@ -95,8 +101,8 @@ class DefaultBoxes(nn.Module):
             cy = (torch.arange(height, device=x.device) + 0.5) / down
             cx = (torch.arange(width, device=x.device) + 0.5) / across
             y, x0 = torch.meshgrid(cy, cx, indexing="ij")
-            shapes = torch.tensor(self.shapes[index], dtype=x.dtype).to(x.device, non_blocking=True)
-            centres = torch.stack([x0, y], -1).reshape(-1, 1, 2).to(x.dtype).expand(-1, len(shapes), 2)
+            shapes = torch.tensor(self.shapes[index], dtype=exact(x)).to(x.device, non_blocking=True)
+            centres = torch.stack([x0, y], -1).reshape(-1, 1, 2).to(exact(x)).expand(-1, len(shapes), 2)
             half = 0.5 * shapes.expand_as(centres)
             found.append(torch.cat([centres - half, centres + half], -1).reshape(-1, 4))
         pixels = torch.tensor([size[1], size[0]] * 2).to(found[0].device, non_blocking=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,9 @@ from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 from zoo.detection.anchors import Anchors, flattened
 from zoo.detection.assigning import NOTHING, UNSURE, assign
 from zoo.detection.box_codes import at_distances, decode, distances, encode
-from zoo.detection.learning import LearningDetector
+from zoo.detection.learning import PyramidDetector
 from zoo.detection.resizing import Batch, Outputs, Target
 from zoo.detection.suppression import clip, suppress
-from zoo.networks.model import Model
 
 PRIOR = 0.01
 """Probability of an object that an untrained classifier gives: Lin et al. 2017, section 4.1."""
@@ -61,12 +60,11 @@ class Classification(Tower):
 
     def __init__(self, channels: int, anchors: int, num_classes: int, norm: bool, nested: bool) -> None:
         super().__init__(channels, {"cls_logits": anchors * num_classes}, norm, nested)
-        self.num_classes = num_classes
         nn.init.constant_(self.cls_logits.bias, -math.log((1 - PRIOR) / PRIOR))
 
     def forward(self, levels: Sequence[Tensor]) -> list[Tensor]:
-        """Return (B, N, `num_classes`) for each level."""
-        return [flattened(self.cls_logits(self.conv(x)), self.num_classes) for x in levels]
+        """Return (B, A `num_classes`, H, W) for each level."""
+        return [self.cls_logits(self.conv(x)) for x in levels]
 
 
 class Regression(Tower):
@@ -78,15 +76,15 @@ class Regression(Tower):
         self.centred = centred
 
     def forward(self, levels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return codes (B, N, 4) and logits of centredness (B, N, 1) for each level, of the latter none where there is no such layer."""
+        """Return codes (B, A 4, H, W) and logits of centredness (B, A, H, W) for each level, of the latter none if no layer gives any."""
         codes: list[Tensor] = []
         central: list[Tensor] = []
         for level in levels:
             x = self.conv(level)
-            codes.append(flattened(self.bbox_reg(x), 4))
+            codes.append(self.bbox_reg(x))
             if self.centred:
                 codes[-1] = F.relu(codes[-1])
-                central.append(flattened(self.bbox_ctrness(x), 1))
+                central.append(self.bbox_ctrness(x))
         return codes, central
 
 
@@ -100,11 +98,11 @@ class DenseHead(nn.Module):
         self.regression_head = Regression(channels, anchors, norm, nested, centred)
 
     def forward(self, levels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Return logits, codes and centredness of each level."""
+        """Return maps of logits, codes and centredness of each level."""
         return self.classification_head(levels), *self.regression_head(levels)
 
 
-class DenseDetector(LearningDetector):
+class DenseDetector(PyramidDetector):
     """What RetinaNet and FCOS share: of all boxes of a level the best, of all levels those that overlap none better."""
 
     at = ("C3", "C4", "C5")
@@ -130,11 +128,18 @@ class DenseDetector(LearningDetector):
         """Return what training makes small."""
         raise NotImplementedError
 
+    def maps(self, images: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        return self.head(self.backbone(images))
+
+    def outputs(self, maps: tuple[list[Tensor], ...]) -> tuple[list[Tensor], ...]:
+        """Return for each level logits (B, N, K), codes (B, N, 4) and centredness (B, N, 1), box by box as anchors are."""
+        return tuple([flattened(x, each) for x in some] for some, each in zip(maps, (self.num_classes, 4, 1), strict=True))
+
     def run(self, batch: Batch, targets: list[Target] | None, threshold: float, overlap: float) -> list[Target] | Outputs:
         """Return detections of each image in pixels of the batch; the losses in train mode."""
-        levels = self.backbone(batch.images)
-        outputs = self.head(levels)
-        anchors = self.anchor_generator(batch.padded, levels)
+        maps = self.maps(batch.images)
+        outputs = self.outputs(maps)
+        anchors = self.anchor_generator(batch.padded, maps[0])
         if targets is not None:
             return self.losses(outputs, anchors, targets)
         return self.detections(outputs, anchors, batch, threshold, overlap)
@@ -171,18 +176,10 @@ class RetinaNet(DenseDetector):
 
     version: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        num_classes: int = 91,
-        norm: Literal["batch", "frozen"] = "batch",
-        norm_eps: float | None = None,
-        body: Model | None = None,
-    ) -> None:
-        """Build the network untrained; see `FasterRCNN`."""
-        super().__init__()
-        self.num_classes, self.in_channels = num_classes, 3
-        self.transform = self.resizing()
-        self.backbone = self.pyramid_backbone(body, "p5" if self.version == 1 else "c5", False, norm, norm_eps)
+    def pyramid_on(self) -> tuple[str, bool]:
+        return "p5" if self.version == 1 else "c5", False
+
+    def add_heads(self, num_classes: int) -> None:
         self.anchor_generator = Anchors([(side, int(side * 2 ** (1 / 3)), int(side * 2 ** (2 / 3))) for side in (32, 64, 128, 256, 512)])
         self.head = DenseHead(256, self.anchor_generator.per_pixel, num_classes, self.version == 2, nested=True, centred=False)
 
@@ -222,18 +219,7 @@ class FCOS(DenseDetector):
     radius: ClassVar[float] = 1.5
     """How far from the middle of a true box a pixel may learn it, in strides."""
 
-    def __init__(
-        self,
-        num_classes: int = 91,
-        norm: Literal["batch", "frozen"] = "batch",
-        norm_eps: float | None = None,
-        body: Model | None = None,
-    ) -> None:
-        """Build the network untrained; see `FasterRCNN`."""
-        super().__init__()
-        self.num_classes, self.in_channels = num_classes, 3
-        self.transform = self.resizing()
-        self.backbone = self.pyramid_backbone(body, "p5", False, norm, norm_eps)
+    def add_heads(self, num_classes: int) -> None:
         self.anchor_generator = Anchors([(8,), (16,), (32,), (64,), (128,)], (1.0,))
         self.head = DenseHead(256, 1, num_classes, norm=True, nested=False, centred=True)
 

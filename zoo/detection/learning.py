@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from itertools import islice
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,32 +56,23 @@ class LearningDetector(Detector):
     mean: ClassVar[tuple[float, float, float]] = (0.485, 0.456, 0.406)
     std: ClassVar[tuple[float, float, float]] = (0.229, 0.224, 0.225)
 
+    fast_parts: ClassVar[dict[str, str]] = {"maps": "maps (body, pyramid, heads)"}
+    """Methods of tensors alone, whatever is found, and what they compute: these `fast` makes fast. The first takes images, others crops."""
+
     transform: Resizing
 
     def resizing(self) -> Resizing:
         """Return the size rule of this class."""
         return Resizing(self.shorter, self.longer, self.mean, self.std, self.multiple, self.fixed)
 
-    def pyramid_backbone(self, body: Model | None, coarser: str, normed: bool, norm: str, norm_eps: float | None) -> PyramidBackbone:
-        """Return a pyramid on the body; the class's own body, untrained, where none is given.
+    def maps(self, images: Tensor) -> tuple[list[Tensor], ...]:
+        """Compute what depends on no box that is found: the heads' maps of each level for images (B, 3, H, W), normalised.
 
-        Raises:
-            ValueError: `norm` is neither "batch" nor "frozen", or the body has no pyramid.
-            TypeError: the body is no network.
+        Returns:
+            Maps (B, C, H', W') of each level: of a detector of one step logits and codes, of an R-CNN the levels, and of the proposals
+            logits and codes.
         """
-        if norm not in ("batch", "frozen"):
-            raise ValueError(f'norm is "batch" or "frozen", got {norm!r}')
-        network = self.body() if body is None else body
-        if not isinstance(network, Model):
-            raise TypeError(f"{type(self).__name__}'s body is a network such as trained(ResNet50), not {network!r:.60}")
-        backbone = PyramidBackbone(stages(network, self.at), coarser, normed)
-        for layer in backbone.body.modules():
-            if isinstance(layer, nn.BatchNorm2d):
-                layer.eps, layer.momentum = (1e-5, 0.1) if self.usual_norms else (layer.eps, layer.momentum)
-                layer.eps = layer.eps if norm_eps is None else norm_eps
-        if norm == "frozen":
-            freeze_norms(backbone.body)
-        return backbone
+        raise NotImplementedError
 
     def run(self, batch: Batch, targets: list[Target] | None, threshold: float, overlap: float) -> list[Target] | Outputs:
         """Return what is in each image, in pixels of the batch; with targets the losses."""
@@ -160,6 +152,7 @@ class LearningDetector(Detector):
         pixels = [photograph.to(device, non_blocking=True).to(like.dtype) / 255 for photograph in photographs]
         found: Any = network(pixels, threshold=threshold, overlap=overlap)
         answers: list[Detections] = []
+        names = iter(self.names_of(torch.cat([one["labels"] for one in found]).tolist()))  # waits for the device once, not for each
         for one, photograph in zip(found, photographs, strict=True):
             height, width = photograph.shape[-2:]
             points = None
@@ -170,7 +163,7 @@ class LearningDetector(Detector):
                     one["boxes"].float(),
                     one["scores"].float(),
                     one["labels"],
-                    self.names_of(one["labels"].tolist()),
+                    tuple(islice(names, len(one["labels"]))),
                     (width, height),
                     one["masks"][:, 0] >= 0.5 if "masks" in one else None,
                     points,
@@ -192,6 +185,65 @@ class LearningDetector(Detector):
         del facts
         steps = {"resize": cls.shorter[-1] if cls.fixed is None else cls.fixed[0], "crop": None, "interpolation": "bilinear"}
         return {}, steps | {"mean": cls.mean, "std": cls.std, "squash": cls.fixed is not None, "longest": None if cls.fixed else cls.longer}
+
+
+class PyramidDetector(LearningDetector):
+    """What R-CNNs, RetinaNet and FCOS share: heads on the pyramid of any body."""
+
+    def __init__(
+        self,
+        num_classes: int = 91,
+        norm: Literal["batch", "frozen"] = "batch",
+        norm_eps: float | None = None,
+        body: Model | None = None,
+    ) -> None:
+        """Build the network untrained.
+
+        Args:
+            num_classes: with the background, which is class 0.
+            norm: of the body, "batch" or "frozen": statistics and parameters that never change.
+            norm_eps: added to the variances of the body's norms; None takes the body's own (torchvision's first checkpoints: 0).
+            body: a network whose layers to take, such as ``trained(ResNet50)``; None builds the class's own, untrained.
+
+        Raises:
+            ValueError: another `norm`, or the body has no pyramid.
+            TypeError: the body is no network.
+        """
+        super().__init__()
+        self.num_classes, self.in_channels = num_classes, 3
+        self.transform = self.resizing()
+        coarser, normed = self.pyramid_on()
+        self.backbone = self.pyramid_backbone(body, coarser, normed, norm, norm_eps)
+        self.add_heads(num_classes)
+
+    def pyramid_on(self) -> tuple[str, bool]:
+        """Return what the levels above the body's last one are made of, see `FeaturePyramid`, and whether its convolutions have norms."""
+        return "p5", False
+
+    def add_heads(self, num_classes: int) -> None:
+        """Add what reads the levels."""
+        raise NotImplementedError
+
+    def pyramid_backbone(self, body: Model | None, coarser: str, normed: bool, norm: str, norm_eps: float | None) -> PyramidBackbone:
+        """Return a pyramid on the body; the class's own body, untrained, where none is given.
+
+        Raises:
+            ValueError: `norm` is neither "batch" nor "frozen", or the body has no pyramid.
+            TypeError: the body is no network.
+        """
+        if norm not in ("batch", "frozen"):
+            raise ValueError(f'norm is "batch" or "frozen", got {norm!r}')
+        network = self.body() if body is None else body
+        if not isinstance(network, Model):
+            raise TypeError(f"{type(self).__name__}'s body is a network such as trained(ResNet50), not {network!r:.60}")
+        backbone = PyramidBackbone(stages(network, self.at), coarser, normed)
+        for layer in backbone.body.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.eps, layer.momentum = (1e-5, 0.1) if self.usual_norms else (layer.eps, layer.momentum)
+                layer.eps = layer.eps if norm_eps is None else norm_eps
+        if norm == "frozen":
+            freeze_norms(backbone.body)
+        return backbone
 
 
 def _renamed(name: str) -> str:

@@ -34,9 +34,9 @@ class ProposalHead(nn.Module):
                     nn.init.zeros_(layer.bias)
 
     def forward(self, levels: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return logits (B, N) and codes (B, N, 4) for each level."""
+        """Return maps of logits (B, A, H, W) and of codes (B, A 4, H, W) for each level."""
         wide = [self.conv(x) for x in levels]
-        return [flattened(self.cls_logits(x), 1)[..., 0] for x in wide], [flattened(self.bbox_pred(x), 4) for x in wide]
+        return [self.cls_logits(x) for x in wide], [self.bbox_pred(x) for x in wide]
 
 
 class Proposals(nn.Module):
@@ -63,10 +63,10 @@ class Proposals(nn.Module):
         self.head = ProposalHead(256, anchors.per_pixel, depth)
         self.most, self.least = most, least
 
-    def forward(self, batch: Batch, levels: Sequence[Tensor], targets: list[Target] | None) -> tuple[list[Tensor], Outputs]:
-        """Return the proposals of each image, (N, 4), the best first, and the losses where there are targets."""
-        logits, codes = self.head(levels)
-        anchors = self.anchor_generator(batch.padded, levels)
+    def forward(self, batch: Batch, maps: tuple[list[Tensor], list[Tensor]], targets: list[Target] | None) -> tuple[list[Tensor], Outputs]:
+        """Return the proposals of each image by the head's `maps`, (N, 4), the best first, and the losses where there are targets."""
+        logits, codes = [flattened(x, 1)[..., 0] for x in maps[0]], [flattened(x, 4) for x in maps[1]]
+        anchors = self.anchor_generator(batch.padded, maps[0])
         with torch.no_grad():
             proposals = self.propose([some.detach() for some in logits], [some.detach() for some in codes], anchors, batch)
         if targets is None:
@@ -75,6 +75,15 @@ class Proposals(nn.Module):
 
     def propose(self, logits: list[Tensor], codes: list[Tensor], anchors: list[Tensor], batch: Batch) -> list[Tensor]:
         """Choose the proposals of each image."""
+        sizes = torch.tensor(batch.sizes).to(codes[0].device, non_blocking=True)
+        where, score, kind, image = self.candidates(logits, codes, anchors, sizes[:, None])
+        most = 2000 if self.training else self.most
+        return [where[some] for some in suppress(where, score, kind, image, len(sizes), self.overlap, most)]
+
+    def candidates(
+        self, logits: list[Tensor], codes: list[Tensor], anchors: list[Tensor], sizes: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return boxes (N, 4), probabilities, levels and images of the best of each level, for images of `sizes`, height and width."""
         most = 2000 if self.training else self.most
         boxes: list[Tensor] = []
         scores: list[Tensor] = []
@@ -83,13 +92,11 @@ class Proposals(nn.Module):
             score, at = found.topk(min(most, found.shape[1]), 1)
             boxes.append(decode(code.gather(1, at[..., None].expand(-1, -1, 4)), start[at]))
             scores.append(score.sigmoid())
-            kinds.append(torch.full_like(at, number))
-        sizes = torch.tensor(batch.sizes).to(boxes[0].device, non_blocking=True)
-        where, score, kind = clip(torch.cat(boxes, 1), sizes[:, None]), torch.cat(scores, 1), torch.cat(kinds, 1)
+            kinds.append(torch.full((at.shape[1],), number, device=at.device))
+        where, score, kind = clip(torch.cat(boxes, 1), sizes), torch.cat(scores, 1), torch.cat(kinds)
         wide = (where[..., 2:] - where[..., :2] >= self.smallest).all(-1)
         image, at = (wide & (score >= self.least)).nonzero(as_tuple=True)
-        where, score, kind = where[image, at], score[image, at], kind[image, at]
-        return [where[some] for some in suppress(where, score, kind, image, len(sizes), self.overlap, most)]
+        return where[image, at], score[image, at], kind[at], image
 
     def losses(self, logits: Tensor, codes: Tensor, anchors: Tensor, targets: list[Target]) -> Outputs:
         """Return the losses of 256 anchors of each image, at most half of them on something."""

@@ -99,21 +99,33 @@ class Regions(nn.Module):
             self.keypoint_head = KeypointHead()
             self.keypoint_predictor = KeypointPredictor(points)
 
+    def classify(self, crops: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (N, K) and codes (N, K, 4) of crops (N, C, 7, 7)."""
+        return self.box_predictor(self.box_head(crops))
+
+    def draw_masks(self, crops: Tensor) -> Tensor:
+        """Return logits (N, K, 28, 28) of the masks of crops (N, C, 14, 14)."""
+        return self.mask_predictor(self.mask_head(crops))
+
+    def draw_points(self, crops: Tensor) -> Tensor:
+        """Return maps (N, points, 56, 56) of the keypoints of crops (N, C, 14, 14)."""
+        return self.keypoint_predictor(self.keypoint_head(crops))
+
     def forward(self, batch: Batch, levels: Sequence[Tensor], proposals: list[Tensor], threshold: float, overlap: float) -> list[Target]:
         """Return what is in the proposals of each image, in pixels of the batch; "maps" instead of masks, (N, 28, 28)."""
         named = {str(index): x for index, x in enumerate(levels)}
-        logits, codes = self.box_predictor(self.box_head(self.box_roi_pool(named, proposals, batch.sizes)))
+        logits, codes = self.classify(self.box_roi_pool(named, proposals, batch.sizes))
         found = self.choose(logits.softmax(1), codes, proposals, batch, threshold, overlap)
         boxes = [one["boxes"] for one in found]
         counts = [len(some) for some in boxes]
         if self.masks:
-            maps = self.mask_predictor(self.mask_head(self.mask_roi_pool(named, boxes, batch.sizes))).sigmoid()
+            maps = self.draw_masks(self.mask_roi_pool(named, boxes, batch.sizes)).sigmoid()
             labels = torch.cat([one["labels"] for one in found])
             maps = maps[torch.arange(len(labels), device=labels.device), labels]
             for one, some in zip(found, maps.split(counts), strict=True):
                 one["maps"] = some
         if self.points:
-            maps = self.keypoint_predictor(self.keypoint_head(self.keypoint_roi_pool(named, boxes, batch.sizes)))
+            maps = self.draw_points(self.keypoint_roi_pool(named, boxes, batch.sizes))
             for one, some in zip(found, maps.split(counts), strict=True):
                 one["keypoints"], one["keypoints_scores"] = place(some, one["boxes"])
         return found
@@ -137,7 +149,7 @@ class Regions(nn.Module):
         """Return the losses of 512 proposals of each image, at most a quarter of them on something; true boxes are proposals too."""
         named = {str(index): x for index, x in enumerate(levels)}
         proposals, numbers, labels, codes = self.draw(proposals, targets)
-        logits, found = self.box_predictor(self.box_head(self.box_roi_pool(named, proposals, batch.sizes)))
+        logits, found = self.classify(self.box_roi_pool(named, proposals, batch.sizes))
         truth = torch.cat(labels)
         at = (truth > 0).nonzero()[:, 0]
         boxes = F.smooth_l1_loss(found[at, truth[at]], torch.cat(codes)[at], beta=BETA, reduction="sum") / len(truth)
@@ -148,10 +160,10 @@ class Regions(nn.Module):
         where = [some[kept] for some, kept in zip(proposals, positive, strict=True)]
         numbers = [some[kept] for some, kept in zip(numbers, positive, strict=True)]
         if self.masks:
-            maps = self.mask_predictor(self.mask_head(self.mask_roi_pool(named, where, batch.sizes)))
+            maps = self.draw_masks(self.mask_roi_pool(named, where, batch.sizes))
             losses["loss_mask"] = mask_loss(maps, where, numbers, targets)
         if self.points:
-            maps = self.keypoint_predictor(self.keypoint_head(self.keypoint_roi_pool(named, where, batch.sizes)))
+            maps = self.draw_points(self.keypoint_roi_pool(named, where, batch.sizes))
             losses["loss_keypoint"] = keypoint_loss(maps, where, numbers, targets)
         return losses
 

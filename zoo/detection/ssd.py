@@ -155,9 +155,13 @@ class Scores(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)  # pyright: ignore[reportArgumentType]
                 nn.init.zeros_(layer.bias)  # pyright: ignore[reportArgumentType]
 
-    def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        """Return (B, N, `numbers`) for the boxes of all maps."""
-        return torch.cat([flattened(layer(x), self.numbers) for layer, x in zip(self.module_list, maps, strict=True)], 1)
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Return (B, A `numbers`, H, W) for the boxes of each map."""
+        return [layer(x) for layer, x in zip(self.module_list, maps, strict=True)]
+
+    def each(self, found: Sequence[Tensor]) -> Tensor:
+        """Return (B, N, `numbers`) of what `forward` gave, box by box as default boxes are."""
+        return torch.cat([flattened(x, self.numbers) for x in found], 1)
 
 
 class SSDHead(nn.Module):
@@ -168,9 +172,13 @@ class SSDHead(nn.Module):
         self.classification_head = Scores(widths, each, num_classes, light)
         self.regression_head = Scores(widths, each, 4, light)
 
-    def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return logits (B, N, K) and codes (B, N, 4)."""
+    def forward(self, maps: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return maps of logits and of codes."""
         return self.classification_head(maps), self.regression_head(maps)
+
+    def outputs(self, found: tuple[list[Tensor], list[Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return logits (B, N, K) and codes (B, N, 4) of what `forward` gave."""
+        return self.classification_head.each(found[0]), self.regression_head.each(found[1])
 
 
 class SSD(LearningDetector):
@@ -219,10 +227,13 @@ class SSD(LearningDetector):
         self.anchor_generator = DefaultBoxes(self.ratios, self.scales, self.steps)
         self.head = SSDHead(self.backbone.widths, self.anchor_generator.per_pixel, num_classes, self.light)
 
+    def maps(self, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        return self.head(self.backbone(images))
+
     def run(self, batch: Batch, targets: list[Target] | None, threshold: float, overlap: float) -> list[Target] | Outputs:
-        maps = self.backbone(batch.images)
-        logits, codes = self.head(maps)
-        start = self.anchor_generator(batch.padded, maps)
+        maps = self.maps(batch.images)
+        logits, codes = self.head.outputs(maps)
+        start = self.anchor_generator(batch.padded, maps[0])
         if targets is not None:
             return self.losses(logits, codes, start, targets)
         sizes = torch.tensor(batch.sizes).to(codes.device, non_blocking=True)

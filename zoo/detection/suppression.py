@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchvision.ops import batched_nms, nms
+from torchvision.ops import batched_nms
+
+from zoo.detection import greedy
 
 
 def suppress(boxes: Tensor, scores: Tensor, kinds: Tensor, images: Tensor, count: int, overlap: float, most: int) -> list[Tensor]:
@@ -20,8 +22,8 @@ def suppress(boxes: Tensor, scores: Tensor, kinds: Tensor, images: Tensor, count
         most: boxes that are kept in an image.
 
     Returns:
-        For each image, indices into N, best score first. On a GPU the whole batch is one call and waits for the device three times,
-        however many images there are.
+        For each image, indices into N, best score first. On a GPU the whole batch is chosen from at once, and how often that waits for
+        the device does not depend on how many images there are.
     """
     if boxes.device.type == "cpu":
         found: list[Tensor] = []
@@ -36,9 +38,7 @@ def suppress_at_once(boxes: Tensor, scores: Tensor, kinds: Tensor, images: Tenso
     """Do the same by one call for the whole batch, which a GPU has in little more time than for one image; a CPU has not."""
     if not len(boxes):
         return [images[:0]] * count
-    # Moved so far apart that different kinds and images never meet; doubles, for singles would round what is moved far
-    apart = (images * (kinds.max() + 1) + kinds).double() * (boxes.max().double() + 1 - boxes.min().double())
-    kept = nms(boxes.double() + apart[:, None], scores.double(), overlap)
+    kept = greedy.suppress(boxes, scores, images * (kinds.max() + 1) + kinds, overlap)
     kept = kept[images[kept].argsort(stable=True)]
     each = torch.bincount(images[kept], minlength=count).tolist()
     return [some[:most] for some in kept.split(each)]

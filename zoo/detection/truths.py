@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -37,6 +37,12 @@ class Known:
     truths: tuple[Truth, ...]
     classes: tuple[str, ...]
 
+    def part(self, numbers: Sequence[int]) -> Known:
+        """Return the photographs of these numbers alone."""
+        return replace(
+            self, photographs=tuple(self.photographs[number] for number in numbers), truths=tuple(self.truths[number] for number in numbers)
+        )
+
 
 def read_truths(data: str | os.PathLike[str], images: str | os.PathLike[str] | None = None, split: str | None = None) -> Known:
     """Read what is known of photographs.
@@ -63,7 +69,7 @@ def read_truths(data: str | os.PathLike[str], images: str | os.PathLike[str] | N
 
 def _coco(file: Path, images: Path | None) -> Known:
     todo = "Fetch it again"
-    told = read_json(_bytes(file, MOST_JSON), file, todo, most_bytes=MOST_JSON)
+    told = read_json(bounded(file, MOST_JSON), file, todo, most_bytes=MOST_JSON)
     with misread(f"{file} is no file of COCO's annotations", todo):
         parts = table(told, {"images": list, "annotations": list, "categories": list})
         kinds = {int(row["id"]): str(row["name"]) for row in parts["categories"]}
@@ -75,13 +81,14 @@ def _coco(file: Path, images: Path | None) -> Known:
             area = float(row.get("area", width * height))
             box = [left, top, left + width, top + height]
             things[row["image_id"]].append((box, order[int(row["category_id"])], area, bool(row.get("iscrowd", 0))))
-    folder = images or _folder_of(file, next(iter(rows.values()), ""))
-    photographs = tuple(_there(folder / name) for name in rows.values())
+    folder = images or folder_of(file, next(iter(rows.values()), ""))
+    photographs = tuple(there(folder / name) for name in rows.values())
     names = tuple(kinds[number] for number in sorted(kinds))
     return Known("coco", photographs, tuple(_truth(found) for found in things.values()), names)
 
 
-def _folder_of(file: Path, name: str) -> Path:
+def folder_of(file: Path, name: str) -> Path:
+    """Find the folder of a COCO file's photographs by the first of them, beside the file; FileNotFoundError where none has it."""
     beside = [folder / inner for folder in (file.parent, file.parent.parent) for inner in NEXT_TO]
     found = next((folder for folder in beside if (folder / name).is_file()), None)
     if found is None:
@@ -92,13 +99,13 @@ def _folder_of(file: Path, name: str) -> Path:
 def _voc(folder: Path, split: str | None) -> Known:
     files = sorted((folder / "Annotations").glob("*.xml"))
     if split is not None:
-        listed = _bytes(folder / "ImageSets" / "Main" / f"{split}.txt", MOST_JSON).decode("utf-8", errors="replace").split("\n")
+        listed = bounded(folder / "ImageSets" / "Main" / f"{split}.txt", MOST_JSON).decode("utf-8", errors="replace").split("\n")
         files = [folder / "Annotations" / f"{line.split()[0]}.xml" for line in listed if line.strip()]
     if not files:
         raise ValueError(f"{folder} has no annotations{f' in the split {split!r}' if split else ''}")
     read = [_voc_photograph(file) for file in files]
     names = tuple(sorted({name for _, things in read for name, _, _ in things}))
-    photographs = tuple(_there(folder / "JPEGImages" / name) for name, _ in read)
+    photographs = tuple(there(folder / "JPEGImages" / name) for name, _ in read)
     truths = [[(box, names.index(name), _area(box), difficult) for name, box, difficult in things] for _, things in read]
     return Known("voc", photographs, tuple(map(_truth, truths)), names)
 
@@ -108,7 +115,7 @@ def _area(box: Sequence[float]) -> float:
 
 
 def _voc_photograph(file: Path) -> tuple[str, list[tuple[str, list[float], bool]]]:
-    data = _bytes(file, MOST_XML)
+    data = bounded(file, MOST_XML)
     if b"<!" in data:  # a document type may say that a word is a thousand others
         raise MalformedFile(f"{file} has a document type or a comment, which no annotation of VOC has")
     with misread(f"{file} is no annotation as VOC has them", "Fetch it again"):
@@ -135,7 +142,8 @@ def _truth(things: Sequence[tuple[list[float], int, float, bool]]) -> Truth:
     return Truth.of(columns(0), columns(1), columns(2), columns(3))
 
 
-def _bytes(file: Path, most: int) -> bytes:
+def bounded(file: Path, most: int) -> bytes:
+    """Read a regular file of at most so many bytes; LimitExceeded says of a longer one how many it may have."""
     with os.fdopen(open_regular(file, follow=True), "rb") as opened:
         data = opened.read(most + 1)
     if len(data) > most:
@@ -143,7 +151,8 @@ def _bytes(file: Path, most: int) -> bytes:
     return data
 
 
-def _there(photograph: Path) -> Path:
+def there(photograph: Path) -> Path:
+    """Return the file; FileNotFoundError says that it is annotated, and missing."""
     if not photograph.is_file():
         raise FileNotFoundError(f"'{photograph}' is not there, and it is annotated")
     return photograph

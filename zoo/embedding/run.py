@@ -142,8 +142,11 @@ def make_plan(
     engine: str = "local",
 ) -> Plan:
     """Check what `embed` was given and write it down."""
-    record = model.checkpoint
     name = type(model).__name__
+    if not hasattr(model, "checkpoint"):
+        todo = "trained(ResNet50) has one; call your own network yourself, on images that you prepared"
+        raise TypeError(f"embed() takes a network that knows its preprocessing, and {name} is no network of the zoo: {todo}")
+    record = model.checkpoint
     if record is None:
         raise ValueError(f"this {name} is untrained, so no preprocessing belongs to it; use trained({name})")
     steps = record.preprocessing

@@ -44,12 +44,8 @@ def _patches(q: Question, name: str, found: list[Tensor]) -> tuple[list[Tensor],
 def _read(q: Question, flow: Tensor, pool: Tensor | None) -> Answer:
     """Return what the head's token, or the mean of the tokens that it reads, has of each patch: (B, h, w)."""
     first = q.program.first_patch or 0
-    if pool is not None:
-        row = (pool @ flow)[:, 0]
-    elif q.program.class_read:
-        row = flow[:, : 1 + q.program.distilled].mean(1)
-    else:
-        row = flow[:, first:].mean(1)
+    read = [flow[:, tokens].mean(1) for tokens in q.program.read] if pool is None else [(pool @ flow)[:, 0]]
+    row = torch.stack(read).mean(0)
     cells = row[:, first:]
     rows = round((cells.shape[1] * q.ratio) ** 0.5)
     return Answer(cells.unflatten(1, (rows, -1)))

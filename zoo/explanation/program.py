@@ -70,7 +70,7 @@ class Program:
         tap, result: nodes of `graph`.
         layout: of the tap's tensor.
         first_patch: of a transformer's tokens, the first that stands for a patch; None of other networks.
-        class_read, distilled: whether its head reads a class token, and one for a teacher's answers beside it.
+        read: of a transformer's tokens, those that its head reads, each slice by its mean.
         ends: "logits" or "embedding".
         feature: whether `features` takes the tap by its name.
         alone: whether all that lies behind the tap depends on the image through it only.
@@ -104,8 +104,7 @@ class Program:
         self.layers: dict[str, nn.Module] = dict(own.named_modules())
         self._tensors = own
         self.first_patch = own.first_patch if isinstance(own, Model) else None
-        self.class_read = bool(getattr(own, "class_read", False))
-        self.distilled = bool(getattr(own, "distilled", False))
+        self.read: tuple[slice, ...] = getattr(own, "read", ()) or (slice(self.first_patch, None),)
         self.reach: tuple[Reach, Reach] | None = None
         if at == INPUT:
             self.at, self.tap, self.layout = INPUT, written.input, Layout(1)

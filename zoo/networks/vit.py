@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,9 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "quick_gelu": QuickGELU,
     "swiglu": SwiGLU,
 }
+
+POOLS = {"class": ("class", "mean", "class_and_mean"), "attention": ("attention", "mean"), "teacher": ("teacher", "class")}
+"""What classifiers may read, by what they read in the published variant."""
 
 
 class Attention(nn.Module):
@@ -184,7 +187,7 @@ class ViT(Model):
         stochastic_depth: float = 0.0,
         image_size: int | None = None,
         activation: str | None = None,
-        pool: str | None = None,
+        pool: Literal["class", "attention", "teacher", "mean", "class_and_mean"] | None = None,
     ) -> None:
         """Build the network untrained.
 
@@ -196,8 +199,10 @@ class ViT(Model):
             image_size: side of the images in pixels, a multiple of the patch; None for the published one.
             activation: between the dense layers, by its name in `ACTIVATIONS` (big_vision's and transformers' SigLIP: "gelu_tanh");
                 None is the variant's own.
-            pool: what the classifier reads: "class", the class token, or "attention", a pool by attention, whichever is the variant's own;
-                or "mean" of the tokens of patches, without a class token, as I-JEPA and language models that see read them.
+            pool: what the classifier reads, a name in `POOLS`; None is the variant's own. "class": the class token. "attention": a pool
+                by attention. "teacher": the mean of two classifiers, of the class token and of the distillation token; "class" leaves the
+                second classifier out. "mean": the mean of the tokens of patches, without a class token, as I-JEPA and language models that
+                see read them. "class_and_mean": the class token beside that mean, as transformers' classifiers of DINOv2 do.
 
         Raises:
             ValueError: `image_size` is no multiple of the patch, or there is no such activation for dense layers of these widths or no such
@@ -207,13 +212,13 @@ class ViT(Model):
         if activation not in ACTIVATIONS or (activation == "swiglu") != (type(self).activation == "swiglu"):
             known = [name for name in ACTIVATIONS if (name == "swiglu") == (type(self).activation == "swiglu")]
             raise ValueError(f"{type(self).__name__}'s activation is one of {', '.join(known)}, got {activation!r}")
-        own = "class" if self.class_read else "attention"
-        if pool not in (None, own, "mean"):
-            raise ValueError(f'{type(self).__name__}\'s pool is "{own}" or "mean", got {pool!r}')
+        own: Any = "teacher" if self.distilled else "class" if self.class_read else "attention"
+        if pool not in (None, *POOLS[own]):
+            raise ValueError(f"{type(self).__name__}'s pool is one of {', '.join(POOLS[own])}, got {pool!r}")
         super().__init__()
         self.num_classes, self.in_channels = num_classes, in_channels
         self.pool = pool or own
-        vars(self)["class_read"] = self.pool == "class"
+        vars(self)["class_read"] = self.pool not in ("attention", "mean")
         if image_size is not None:
             vars(self)["input_size"] = self.side(image_size)  # the class keeps the published one
         width = self.width
@@ -227,8 +232,8 @@ class ViT(Model):
         self.encoder = Encoder(type(self), (self.input_size // self.patch) ** 2, self.special, activation, dropout, stochastic_depth)
         if self.pool == "attention":
             self.attention_pool = AttentionPool(type(self), activation)
-        self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, num_classes)))
-        if self.distilled:
+        self.heads = nn.Sequential(OrderedDict(head=nn.Linear(2 * width if self.pool == "class_and_mean" else width, num_classes)))
+        if self.pool == "teacher":
             self.heads.head_dist = nn.Linear(width, num_classes)
         self.initialise()
 
@@ -252,6 +257,13 @@ class ViT(Model):
         """Index of the first token of a patch."""
         return self.special
 
+    @property
+    def read(self) -> tuple[slice, ...]:
+        """Which tokens the head reads, each slice by its mean; none where it attends to all."""
+        token, teachers, patches = slice(0, 1), slice(1, 2), slice(self.special, None)
+        known = {"class": (token,), "teacher": (token, teachers), "mean": (patches,), "class_and_mean": (token, patches)}
+        return known.get(self.pool, ())
+
     def forward_body(self, x: Tensor) -> Tensor:
         """Compute tokens (B, special + patches, `width`) of images: of class, distillation and registers first, then of rows of patches."""
         x = self.conv_proj(x)
@@ -260,11 +272,13 @@ class ViT(Model):
         return self.encoder(x.flatten(2).transpose(1, 2), special)
 
     def forward_head(self, x: Tensor) -> Tensor:
-        if self.distilled:
+        if self.pool == "teacher":
             head, teachers = self.heads.children()
             return (head(x[:, 0]) + teachers(x[:, 1])) / 2
         if self.pool == "mean":
             return self.heads(x[:, self.special :].mean(1))
+        if self.pool == "class_and_mean":
+            return self.heads(torch.cat([x[:, 0], x[:, self.special :].mean(1)], 1))
         return self.heads(x[:, 0] if self.class_read else self.attention_pool(x))
 
     def fit_size(self, state: dict[str, Tensor]) -> dict[str, Tensor]:

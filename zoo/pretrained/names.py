@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import TypeVar
 
 from weights import UnknownWeights
@@ -54,6 +55,11 @@ def named(model: str, weights: W = None) -> tuple[str, W | str]:
             f"{model}: no run of zoo finetune lies there, and no network is called so; `zoo list` shows the networks, and a run lies where "
             "its --out said"
         )
+    if colon and _is_module(name):
+        raise UnknownWeights(
+            f"{model} is a network of your own, which only `zoo convert` takes as --model. In Python trained({tag or 'Network'}, FILE) "
+            "fills it; its preprocessing and its labels are known to you alone, so call it on images that you prepared"
+        )
     name = spelt(name)
     if not colon:
         return name, of_network(name, weights)
@@ -62,6 +68,16 @@ def named(model: str, weights: W = None) -> tuple[str, W | str]:
     if weights is not None:
         raise UnknownWeights(f"{model} names its weights already: leave out {weights}, or name the network alone, {name}")
     return name, of_network(name, tag)
+
+
+def _is_module(name: str) -> bool:
+    """Tell a Python module of the working folder, "mynets" or "mypackage.mynets", from the name of a network."""
+    place = Path(*name.split(".")) if name else Path()
+    try:
+        spelt(name, of_all_tasks())
+    except UnknownWeights:
+        return all(map(str.isidentifier, name.split("."))) and (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file())
+    return False
 
 
 def of_network(name: str, weights: W) -> W | str:

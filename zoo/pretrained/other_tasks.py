@@ -27,7 +27,8 @@ from zoo.labels import labels as labels_named
 from zoo.networks.assignment import assign
 from zoo.networks.published import Published
 from zoo.pretrained.records import find_record, to_safetensors
-from zoo.pretrained.resolve import is_path, loaded
+from zoo.pretrained.resolve import is_path, loaded, of_run
+from zoo.pretrained.run_folder import is_run, unfinished
 from zoo.variants import described
 
 
@@ -110,6 +111,10 @@ def _found(
     if not path.exists():
         tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
         raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
+    if path.is_dir() and is_run(path):
+        return of_run(cls, path)
+    if why := unfinished(path):
+        raise UnknownWeights(why)
     format = formats.sniff(path)
     with cls.described(path, format) as file, sandbox.read(file, format, weights_of=weights_of) as opened:
         tensors, facts = loaded(opened.tensors, path), {**opened.facts, "format": format}

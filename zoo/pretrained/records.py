@@ -15,6 +15,9 @@ from weights.places import file_name
 from weights.record import BY_NETWORK, PERMISSIVE
 from zoo.variants import CLASSIFICATION, Variant, of_all_tasks, spelt, variants
 
+FILE = "file"
+"""The format of a record whose file is kept as it is: all of its bytes are one tensor of this name."""
+
 
 def find_record(network: str | Variant, named: str | None = None) -> Checkpoint:
     """Find a record by its name: None means the default checkpoint, a tag another, a URL the row that has it or else an unknown one.
@@ -63,6 +66,8 @@ def nearest_with_weights(here: Variant, count: int = 3) -> list[Checkpoint]:
 
 def unknown(network: Variant, source: str, **facts: Any) -> Checkpoint:
     """Make the record of a source that no registry knows; its preprocessing is assumed to be that of the default checkpoint."""
+    if foreign_format(source) is not None:
+        facts = {"format": FILE, **facts}
     default = next((c for c in weights.checkpoints(network.name) if c.default), None)
     side = network.input_size
     if default is not None:
@@ -73,6 +78,22 @@ def unknown(network: Variant, source: str, **facts: Any) -> Checkpoint:
     elif side < 64:  # no ImageNet network, so not ImageNet's usual preprocessing
         facts["preprocessing"] = replace(weights.adhoc(network.name, source).preprocessing, resize=side, crop=side)
     return weights.adhoc(network.name, source, **facts)
+
+
+def foreign_format(source: str) -> str | None:
+    """Tell of an address by the end of its file's name which other framework wrote that; None for what PyTorch writes, and for a path.
+
+    Example:
+        >>> foreign_format("hf://acme/wheels/model.keras")
+        'keras'
+    """
+    if "://" not in source:
+        return None
+    from convert import formats
+
+    known, last = formats.formats(), file_name(source).lower()
+    own = tuple(suffix for name in ("safetensors", "pytorch") for suffix in known[name].SUFFIXES)
+    return next((name for name, module in known.items() if last.endswith(module.SUFFIXES) and not last.endswith(own)), None)
 
 
 def restriction(record: Checkpoint) -> str:
@@ -93,14 +114,22 @@ def to_safetensors(source: Path, destination: Path, record: Checkpoint | None = 
     """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied.
 
     A process of its own reads the pickle, see `convert.sandbox`; this one writes what it is told, and checks what it wrote. Keras's file
-    becomes the tensors of the record's network as `trained(NETWORK, PATH)` makes them.
+    becomes the tensors of the record's network as `trained(NETWORK, PATH)` makes them. Of the format "file" the bytes are kept, as one
+    tensor.
 
     Returns:
         The SHA-256 of the bytes that were converted: they were read once, and whoever writes to the file meanwhile comes too late.
     """
+    import numpy as np
+
     from convert import sandbox
     from convert.formats import safetensors
+    from convert.source import in_memory
 
+    if record is not None and record.format == FILE:
+        sha256, data = weights.read_file(source)
+        safetensors.save_stored({FILE: in_memory(FILE, np.frombuffer(data, np.uint8))}, destination)
+        return sha256
     if record is not None and record.format in BY_NETWORK:
         return _as_network(source, destination, record)
     sha256, data = weights.read_file(source)
@@ -111,6 +140,11 @@ def to_safetensors(source: Path, destination: Path, record: Checkpoint | None = 
         del data  # the reader has its own copy
         safetensors.save_stored(opened.tensors, destination)
     return sha256
+
+
+def plain_name(source: str) -> str:
+    """Name the file of a source so that no folder has trouble with it."""
+    return re.sub(r"[^\w.-]", "_", file_name(source))[-100:].lstrip(".") or "weights"
 
 
 def _as_network(source: Path, destination: Path, record: Checkpoint) -> str:
@@ -125,7 +159,7 @@ def _as_network(source: Path, destination: Path, record: Checkpoint) -> str:
 
     cls = model_class(record.model)
     with tempfile.TemporaryDirectory() as folder:
-        named = Path(folder, re.sub(r"[^\w.-]", "_", file_name(record.sources[0]))[-100:].lstrip(".") or "weights")
+        named = Path(folder, plain_name(record.sources[0]))
         try:
             named.symlink_to(source.absolute())
         except OSError:  # where links are a privilege

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,17 +27,19 @@ from weights import (
     Preprocessing,
     UnknownWeights,
     UnsupportedFormat,
+    WeightsError,
     WeightsMismatch,
     header,
 )
 from weights.containers import open_any
 from weights.digests import of_bytes
 from weights.finite import check_values
-from weights.places import at_home, hub_parts
+from weights.places import at_home
 from zoo.conversion.beside import Beside, beside_file, beside_source
 from zoo.conversion.pixels import known_pixels
 from zoo.networks.model import Model
-from zoo.pretrained.records import find_record, to_safetensors, unknown
+from zoo.networks.published import Published
+from zoo.pretrained.records import FILE, find_record, plain_name, to_safetensors, unknown
 from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
 from zoo.variants import described
 
@@ -68,7 +71,7 @@ def find(
             tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
             raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
         if path.is_dir() and is_run(path):
-            return _of_run(model, path)
+            return of_run(model, path)
         if why := unfinished(path):
             raise UnknownWeights(why)
         try:
@@ -89,9 +92,9 @@ def find(
             tensors = chosen(safetensors.tensors(buffer), weights_of, path)
         return noted or _known(record, sha256, model, options, lambda: beside_file(path, model)), _finite(tensors, path)
     record = find_record(described(model), None if named is None else os.fspath(named))
-    if not record.num_classes and not record.embedding:
-        _check_format(record.sources[0])
     record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
+    if record.format == FILE:
+        return _of_file(model, record, safetensors.tensors(buffer)[FILE], told, new_head, options, weights_of)
     if not record.num_classes and not record.embedding:
         sha256 = weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256
         asked = record
@@ -99,20 +102,19 @@ def find(
     return record, chosen(safetensors.tensors(buffer), weights_of, f"{record.model}:{record.tag}")
 
 
-def _check_format(source: str) -> None:
-    """Refuse a source whose name says that another framework wrote it: of those, files on this machine are read."""
-    known, last = formats.formats(), source.partition("?")[0].rpartition("/")[2].lower()
-    own = tuple(suffix for name in ("safetensors", "pytorch") for suffix in known[name].SUFFIXES)
-    found = next((name for name, module in known.items() if last.endswith(module.SUFFIXES) and not last.endswith(own)), None)
-    if found is not None and "://" in source:
-        parts = hub_parts(source)
-        how = f"`hf download {parts[0].removeprefix('hf://')} {parts[2][1:]} --local-dir .`" if parts else "download it"
-        raise UnsupportedFormat(
-            f"{source} is a file of the format {found}, and such files are read by their path: {how}, then name {last!r}"
-        )
+def _of_file(model: type[Model], record: Checkpoint, data: Tensor, *how: Any, **more: Any) -> tuple[Checkpoint, dict[str, Tensor]]:
+    """Read another framework's file that came from an address, as `_foreign` reads one that lies here, under the name that it has there."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, plain_name(record.sources[0]))
+        data.numpy().tofile(path)
+        try:
+            return _foreign(model, path, formats.sniff(path), *how, **more, source=record.sources[0])
+        except WeightsError as error:
+            error.args = (str(error).replace(str(path), record.sources[0]), *error.args[1:])
+            raise
 
 
-def _of_run(model: type[Model], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
+def of_run(model: type[Published], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Read the result of `zoo finetune`: its folder holds a row of the registry and the file that the row promises."""
     record = read_row(folder)
     if record.model != model.variant().__name__:
@@ -132,8 +134,12 @@ def _foreign(
     new_head: bool,
     options: Mapping[str, Any],
     weights_of: str | None,
+    source: str | None = None,
 ) -> tuple[Checkpoint, dict[str, Tensor]]:
-    """Read another framework's file: its tensors under our names, and a record with the options that it needs."""
+    """Read another framework's file: its tensors under our names, and a record with the options that it needs.
+
+    `source` is where it came from, if not from `path`.
+    """
     from zoo.conversion.namings import open_foreign
     from zoo.conversion.notes import file_sha256
 
@@ -148,10 +154,11 @@ def _foreign(
         tensors = loaded(foreign.adopted.tensors, path)
     sha256 = file_sha256(path)
     known = {"options": {k: v for k, v in foreign.options.items() if k not in options}, "sha256": sha256, "labels": foreign.labels}
-    record, steps = unknown(described(model), str(path), **known), _steps(foreign.preprocessing)
+    source = source or str(path)
+    record, steps = unknown(described(model), source, **known), _steps(foreign.preprocessing)
     if not {"mean", "std"} <= steps.keys():
         record = _recognised(record, sha256)
-    if (pixels := known_pixels(foreign, {})).status == "guessed" and record.tag == str(path):
+    if (pixels := known_pixels(foreign, {})).status == "guessed" and record.tag == source:
         record = replace(record, pixels=pixels.said.removeprefix("pixels "))
     return replace(record, preprocessing=replace(record.preprocessing, **steps)), tensors
 
@@ -222,7 +229,9 @@ def _known(
     if (known is not None and known.model == unknown.model) or (beside := read()) is None:
         return _recognised(unknown, sha256, data)
     if not beside.preprocessing:
-        log.warning("%s is in no registry, and %s do not say how its images are prepared", unknown.sources[0], " and ".join(beside.files))
+        files = " and ".join(beside.files)
+        say = "do not say" if len(beside.files) > 1 else "does not say"
+        log.warning("%s is in no registry, and %s %s how its images are prepared", unknown.sources[0], files, say)
     return beside.record(unknown, model, options).hashed(sha256)
 
 

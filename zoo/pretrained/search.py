@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import weights
 from weights import Checkpoint
-from weights.arguments import forgiving
+from weights.arguments import did_you_mean, forgiving
 from weights.record import PERMISSIVE
 from zoo.variants import Variant, of_all_tasks, variants
 
@@ -128,7 +128,8 @@ def _licensed(row: Checkpoint, license: str) -> bool:
 def _known(what: str, asked: str, there: set[str], *, whole: bool) -> None:
     """Refuse what no checkpoint has, and list what some have."""
     if not any(one.lower() == asked.lower() if whole else one.lower().startswith(asked.lower()) for one in there):
-        raise ValueError(f"no checkpoint {what} {asked!r}; there are {', '.join(sorted(there))}")
+        near = did_you_mean(asked, {*there, FREE} if whole else there)
+        raise ValueError(f"no checkpoint {what} {asked!r}{near}; there are {', '.join(sorted(there))}")
 
 
 def _belongs(variant: Variant, family: str) -> bool:

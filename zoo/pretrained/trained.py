@@ -17,7 +17,7 @@ from convert.source import CONVENTIONS, SPATIALS, meant
 from weights import BadRecord, Checkpoint, WeightsMismatch, recognise
 from weights.arguments import forgiving, unknown_keyword, whole
 from zoo.catalogue import any_class
-from zoo.conversion.fitting import choices, said
+from zoo.conversion.fitting import choices, said, shapes_with
 from zoo.conversion.own import is_own
 from zoo.extraction.dilation import dilate, whole_stride
 from zoo.images.preprocess import at_size, with_channels
@@ -301,7 +301,10 @@ def _assign(network: Model, state: dict[str, Tensor], record: Checkpoint) -> Non
         if len(own) > 1 and all(name.startswith(f"{prefix}.") for name in own) and len(own) + counters == len(state):
             return f"Every name in it begins with '{prefix}.', and without that they are not this network's either. `zoo list` shows all."
         there = {name: tuple(tensor.shape) for name, tensor in state.items()}
-        fits = next((options for options, shapes in choices(type(network)) if shapes == there), None)
+        own = {"num_classes": network.num_classes, "in_channels": network.in_channels}
+        known = inspect.signature(type(network)).parameters
+        own = {key: value for key, value in own.items() if value is not None and key in known}
+        fits = next((options for options, _ in choices(type(network)) if shapes_with(type(network), {**own, **options}) == there), None)
         if fits is not None:
             name = type(network).__name__
             return f"It fits {name} with {said(fits)}: trained({name}, …, {said(fits)})."

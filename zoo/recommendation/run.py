@@ -42,6 +42,8 @@ FOLDS = 5
 QUICK_CANDIDATES = 6
 FEW, FEW_OF_A_CLASS = 100, 20
 """Images, in all and of a class, below which the result says that they are few."""
+UNLABELLED = NEIGHBOURS + 1
+"""Images without labels that are needed at least: each is compared with so many others."""
 FAILED = 2
 """Downloads that fail one after the other, after which no other is tried."""
 
@@ -141,9 +143,10 @@ def _check_labels(pictures: Pictures, folds: int) -> None:
     """Refuse labels by which nothing can be measured, before anything is computed."""
     where, labels = pictures.source.where, pictures.labels
     if labels is None:
-        if len(pictures.source) < 3:
+        if len(pictures.source) < UNLABELLED:
             raise ValueError(
-                f"{where}: {counted(len(pictures.source), 'image')} without labels say nothing; give 3 at least, better hundreds"
+                f"{where}: {counted(len(pictures.source), 'image')} without labels say nothing, for neighbours are compared; give "
+                f"{UNLABELLED} at least, better hundreds, or labels"
             )
         return
     counts = Counter(label for label in labels if label is not None)
@@ -331,8 +334,8 @@ def _compared(
         if len(counts) < 2:
             raise ValueError(f"{pictures.source.where}: the images that can be used are of one class, {next(iter(counts), '')!r}")
         _check_folds(counts, folds, pictures.source.where)
-    elif len(rows) < 3:
-        raise ValueError(f"{pictures.source.where}: only {counted(len(rows), 'image')} can be used, and 3 are needed at least")
+    elif len(rows) < UNLABELLED:
+        raise ValueError(f"{pictures.source.where}: only {counted(len(rows), 'image')} can be used, and {UNLABELLED} are needed at least")
     scores = _scores(found, rows, labels, folds, shelf, watch)
     order = sorted(range(len(found)), key=lambda i: (-scores[i].percent, -(scores[i].knn or 0.0), found[i].candidate.name))
     found, scores = [found[i] for i in order], [scores[i] for i in order]

@@ -154,7 +154,7 @@ class StyleRun:
 
 @forgiving
 def train_style(
-    folder: str | os.PathLike[str],
+    data: str | os.PathLike[str],
     picture: Any,
     out: str | os.PathLike[str],
     *,
@@ -171,7 +171,7 @@ def train_style(
     as if it had never stopped. `sheet-*.png` show photographs beside their paintings as it learns, `curves.png` the terms of the loss.
 
     Args:
-        folder: photographs, as `zoo.images.open_source` takes them; a few thousand are enough.
+        data: photographs, as `zoo.images.open_source` takes them; a few thousand are enough.
         picture: the style picture: a path, a PIL image or an array.
         out: the folder of the training.
         loss_network: what measures style and content: "EfficientNetLite0", "SqueezeNet1_0", "VGG16" or "VGG19", or such a network with
@@ -187,7 +187,7 @@ def train_style(
 
     Raises:
         ValueError, TypeError: an argument can't be used; nothing was written.
-        FileNotFoundError: nothing is at `folder` or `picture`.
+        FileNotFoundError: nothing is at `data` or `picture`.
         FileExistsError: `out` holds another training, or a finished one.
         BadImage: the style picture or most photographs can't be read.
         WeightsError: the loss network's weights can't be had.
@@ -204,9 +204,9 @@ def train_style(
     wanted = StyleSettings.of(settings)
     place = at_home(out)
     image, _ = read(picture)
-    source = open_source(folder)
+    source = open_source(data)
     network = _loss_model(loss_network, loss_weights)
-    facts = _facts(wanted, os.fspath(folder), source.fingerprint, image, network)
+    facts = _facts(wanted, os.fspath(data), source.fingerprint, image, network)
     _check_folder(place, facts, restart)
     pictures = Pictures(source, wanted.size)
     device = _device(wanted.device)

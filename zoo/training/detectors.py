@@ -61,11 +61,15 @@ def train_detector(
     """
     if not isinstance(model, LearningDetector):
         raise TypeError(f"train_detector() takes a detector with losses, such as FasterRCNN_ResNet50_FPN(), not a {type(model).__name__}")
-    known = data if isinstance(data, Known) else read_yolo(data) if is_yolo(data) else read_truths(data, images, split)
+    known = read_known(data, images, split)
     if model.num_classes != len(known.classes) + 1:
         raise ValueError(
             f"the data have {len(known.classes)} classes, and with the background the network needs num_classes={len(known.classes) + 1}; "
             f"it has {model.num_classes}"
+        )
+    if wanted := "masks" if getattr(model, "masks", False) else "keypoints" if getattr(model, "points", 0) else "":
+        raise TypeError(
+            f"{type(model).__name__} learns {wanted} too, which are not read from annotations; FasterRCNN_ResNet50_FPN learns boxes"
         )
     how = LearningSettings(**settings)
     device = next(model.parameters()).device
@@ -87,6 +91,11 @@ def train_detector(
     if model.checkpoint is not None:  # its metrics hold for the network that was measured
         model.checkpoint = replace(model.checkpoint, labels=None, metrics={}, metrics_data=None)
     return learnt
+
+
+def read_known(data: str | os.PathLike[str] | Known, images: str | os.PathLike[str] | None = None, split: str | None = None) -> Known:
+    """Read annotations in any of the forms that `train_detector` takes."""
+    return data if isinstance(data, Known) else read_yolo(data) if is_yolo(data) else read_truths(data, images, split)
 
 
 def _example(known: Known, number: int, mirrored: bool) -> tuple[Tensor, dict[str, Tensor]]:

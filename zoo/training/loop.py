@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from weights.errors import MalformedFile
 from weights.places import at_home
@@ -96,6 +97,9 @@ def learn(
 ) -> Learnt:
     """Train a network, or go on where an earlier call was interrupted.
 
+    Where the caller's processes are one group of `torch.distributed`, each learns from its part of every batch, gradients are summed over
+    all, and the first process writes. BatchNorm's statistics are each process's own, and the first one's are kept.
+
     Args:
         model: in place, on its own device; it is left in eval mode.
         count: of photographs.
@@ -114,7 +118,8 @@ def learn(
     """
     folder = at_home(out)
     folder.mkdir(parents=True, exist_ok=True)
-    told = json.loads(json.dumps({**asdict(settings), **facts, "photographs": count, "classes": list(classes)}))
+    together = Group()
+    told = json.loads(json.dumps({**asdict(settings), **facts, "photographs": count, "classes": list(classes), "processes": together.size}))
     each = math.ceil(count / settings.batch_size)
     steps = each * settings.epochs
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -126,29 +131,64 @@ def learn(
         epoch, at = divmod(step, each)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed * 7919 + epoch)).tolist()
         numbers = order[at * settings.batch_size : (at + 1) * settings.batch_size]
-        torch.manual_seed(settings.seed * 1_000_003 + step)  # what the network itself draws is the same again after an interruption
-        loss = torch.stack(list(losses(numbers, torch.Generator().manual_seed(settings.seed * 1_000_003 + step)).values())).sum()
-        value = float(loss.detach())
+        seed = settings.seed * 1_000_003 + step + together.rank * 999_999_937
+        torch.manual_seed(seed)  # what the network itself draws is the same again after an interruption
+        optimizer.zero_grad()
+        value = together.learn(numbers, lambda some, seed=seed: losses(some, torch.Generator().manual_seed(seed)), parameters.values())
         if not math.isfinite(value):
             raise Diverged(f"the loss is {value} at step {step + 1} of {steps}: give a smaller rate than {settings.rate}")
         for group in optimizer.param_groups:
             group["lr"] = settings.rate * _share(step, steps, settings.warmup)
-        optimizer.zero_grad()
-        loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
         optimizer.step()
         history.append(value)
-        if (step + 1) % settings.save_every == 0 and step + 1 < steps:
+        if (step + 1) % settings.save_every == 0 and step + 1 < steps and together.first:
             _save(folder / STATE, told, model, optimizer, parameters, history)
         if done is not None:
             done(step + 1, steps, value)
     model.eval()
-    _save(folder / STATE, told, model, optimizer, parameters, history)
-    with whole(folder / LABELS) as unfinished:
-        unfinished.write_text("".join(f"\t{name}\n" for name in classes), encoding="utf-8")
-    with whole(folder / MODEL, sync=True) as unfinished:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, unfinished)
+    if together.first:
+        _save(folder / STATE, told, model, optimizer, parameters, history)
+        with whole(folder / LABELS) as unfinished:
+            unfinished.write_text("".join(f"\t{name}\n" for name in classes), encoding="utf-8")
+        with whole(folder / MODEL, sync=True) as unfinished:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, unfinished)
     return Learnt(folder, folder / MODEL, steps, resumed, tuple(history))
+
+
+class Group:
+    """The processes that learn together: those of `torch.distributed` where the caller has begun it, else this one alone."""
+
+    def __init__(self) -> None:
+        """Look whether there are others."""
+        together = dist.is_available() and dist.is_initialized()
+        self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes."""
+        return self.rank == 0
+
+    def learn(
+        self, numbers: Sequence[int], losses: Callable[[Sequence[int]], Mapping[str, Tensor]], parameters: Iterable[nn.Parameter]
+    ) -> float:
+        """Leave the gradients of a batch in the parameters, and return its loss: of all processes the mean over the photographs.
+
+        A process without photographs, of which the last batch may have too few for all, adds nothing.
+        """
+        own = list(numbers[self.rank :: self.size])
+        wanted = list(parameters)
+        loss = torch.zeros((), device=wanted[0].device)
+        if own:
+            loss = torch.stack(list(losses(own).values())).sum() * (len(own) / len(numbers))
+            loss.backward()
+        if self.size == 1:
+            return float(loss.detach())
+        flat = torch.cat([(torch.zeros_like(one) if one.grad is None else one.grad).flatten() for one in wanted] + [loss.detach()[None]])
+        dist.all_reduce(flat)
+        for one, gradient in zip(wanted, flat[:-1].split([one.numel() for one in wanted]), strict=True):
+            one.grad = gradient.view_as(one).clone()
+        return float(flat[-1])
 
 
 def _share(step: int, steps: int, warmup: int) -> float:

@@ -14,14 +14,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weights.arguments import forgiving
-from weights.places import at_home
 from zoo.images.preprocess import open_image
-from zoo.segmentation.drawing import palette
 from zoo.segmentation.measures import IGNORED, PixelConfusion, PixelMeasures
 from zoo.segmentation.run import segment
 from zoo.segmentation.segmenter import Segmenter
 from zoo.training.loop import LearningSettings, Learnt, learn
+from zoo.training.pixel_truths import Painted, read_painted
 
+SIDE = 480
+"""Pixels of the squares that are learnt from, where the caller says none."""
 AUXILIARY = 0.5
 """Weight of the auxiliary head's loss, torchvision's."""
 
@@ -29,11 +30,11 @@ AUXILIARY = 0.5
 @forgiving
 def train_segmenter(
     model: Segmenter,
-    data: str | os.PathLike[str],
+    data: str | os.PathLike[str] | Painted,
     out: str | os.PathLike[str],
     *,
-    classes: Sequence[str],
-    side: int = 480,
+    classes: Sequence[str] | None = None,
+    side: int = SIDE,
     restart: bool = False,
     done: Callable[[int, int, float], None] | None = None,
     **settings: Any,
@@ -42,9 +43,10 @@ def train_segmenter(
 
     Args:
         model: a segmenter, such as ``trained(DeepLabV3_ResNet50, num_classes=3)``, on any device; it learns in place.
-        data: a folder as VOC has them: ``JPEGImages/a.jpg`` and ``SegmentationClass/a.png``, whose colours are VOC's palette.
+        data: a folder as VOC has them: ``JPEGImages/a.jpg`` and ``SegmentationClass/a.png``, in the colours of VOC's palette; a JSON file
+            as COCO has them, whose things have outlines; or what `read_painted` returns.
         out: the folder of the run.
-        classes: names, the background first.
+        classes: names of a folder's classes, the background first; those of its ``classes.txt`` if left out, else VOC's.
         side: pixels of the square that is cut out of each photograph, whose shorter side is resized to as many.
         restart: throw away what an earlier call did.
         done: is called behind each step with its number, the number of all steps and its loss.
@@ -61,72 +63,45 @@ def train_segmenter(
     """
     if not isinstance(model, Segmenter):
         raise TypeError(f"train_segmenter() takes a segmenter, such as DeepLabV3_ResNet50(), not a {type(model).__name__}")
+    painted = data if isinstance(data, Painted) else read_painted(data, classes)
+    classes, photographs = painted.classes, painted.photographs
     if model.num_classes != len(classes):
         raise ValueError(f"{len(classes)} classes are named, and the network has num_classes={model.num_classes}")
-    pairs = pairs_of(data)
     how = LearningSettings(**settings)
     device = next(model.parameters()).device
     mean, std = (torch.tensor(of, device=device).view(-1, 1, 1) for of in (model.mean, model.std))
 
     def losses(numbers: Sequence[int], random: torch.Generator) -> dict[str, Tensor]:
-        examples = [_example(*pairs[number], side, how.flip, random, model.num_classes) for number in numbers]
+        examples = [_example(painted, number, side, how.flip, random) for number in numbers]
         images = (torch.stack([pixels for pixels, _ in examples]).to(device) - mean) / std
         true = torch.stack([numbers for _, numbers in examples]).to(device)
         found = model(images)
         weights = {"out": 1.0, "aux": AUXILIARY}
         return {name: weights[name] * F.cross_entropy(logits, true, ignore_index=IGNORED) for name, logits in found.items()}
 
-    facts = {"network": type(model).__name__, "files": [path.name for path, _ in pairs], "side": side}
-    learnt = learn(model, len(pairs), losses, Path(out), how, facts, classes=classes, restart=restart, done=done)
+    facts = {"network": type(model).__name__, "files": [path.name for path in photographs], "side": side}
+    learnt = learn(model, len(photographs), losses, Path(out), how, facts, classes=classes, restart=restart, done=done)
     if model.checkpoint is not None:
         model.checkpoint = replace(model.checkpoint, labels=None, metrics={}, metrics_data=None)
     return learnt
 
 
-def measure_segmenter(model: Segmenter, data: str | os.PathLike[str]) -> PixelMeasures:
+def measure_segmenter(model: Segmenter, data: str | os.PathLike[str] | Painted) -> PixelMeasures:
     """Measure a segmenter on photographs whose pixels' classes are known; `data` and errors are as in `train_segmenter`."""
+    painted = data if isinstance(data, Painted) else read_painted(data, model.names() if Path(data).is_dir() else None)
     counts = PixelConfusion(model.num_classes)
-    for photograph, mask in pairs_of(data):
+    for number, photograph in enumerate(painted.photographs):
         found: Any = segment(model, photograph)
-        counts.add(found.classes, torch.from_numpy(true_map(mask, model.num_classes)))
+        counts.add(found.classes, torch.from_numpy(painted.true(number)))
     return counts.measures()
 
 
-def pairs_of(data: str | os.PathLike[str]) -> list[tuple[Path, Path]]:
-    """List photographs and their maps of a folder as VOC has them.
-
-    Raises:
-        ValueError: there are none.
-    """
-    folder = at_home(data)
-    masks = sorted((folder / "SegmentationClass").glob("*.png"))
-    pairs = [(folder / "JPEGImages" / f"{mask.stem}.jpg", mask) for mask in masks]
-    pairs = [pair for pair in pairs if pair[0].is_file()]
-    if not pairs:
-        raise ValueError(f"{folder} has no photographs JPEGImages/NAME.jpg with a map SegmentationClass/NAME.png, as VOC has them")
-    return pairs
-
-
-def true_map(mask: Path, count: int) -> np.ndarray:
-    """Read a map of classes by its colours, int64 (H, W): those of VOC's palette, of which the last means that nobody knows.
-
-    Raises:
-        ValueError: a colour is that of no class.
-    """
-    pixels = np.asarray(open_image(mask, "RGB")).astype(np.int64)
-    codes = pixels @ np.array([1 << 16, 1 << 8, 1])
-    colours = palette(256).astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
-    number = {int(code): place for place, code in reversed(list(enumerate(colours)))}
-    found, inverse = np.unique(codes, return_inverse=True)
-    places = np.array([number.get(int(code), -1) for code in found])
-    if wrong := [int(code) for code, place in zip(found, places, strict=True) if not (0 <= place < count or place == IGNORED)]:
-        raise ValueError(f"{mask} has the colour #{wrong[0]:06x}, which is none of VOC's first {count} classes")
-    return places[inverse].reshape(codes.shape)
-
-
-def _example(photograph: Path, mask: Path, side: int, flip: bool, random: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
-    pixels = torch.from_numpy(np.array(open_image(photograph, "RGB"))).permute(2, 0, 1).float() / 255
-    true = torch.from_numpy(true_map(mask, count))
+def _example(painted: Painted, number: int, side: int, flip: bool, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    pixels = torch.from_numpy(np.array(open_image(painted.photographs[number], "RGB"))).permute(2, 0, 1).float() / 255
+    true = torch.from_numpy(painted.true(number))
+    if true.shape != pixels.shape[1:]:
+        shown = "x".join(map(str, reversed(true.shape))), "x".join(map(str, reversed(pixels.shape[1:])))
+        raise ValueError(f"the map of {painted.photographs[number]} is {shown[0]} pixels, and the photograph {shown[1]}")
     height, width = true.shape
     scale = side / min(height, width)
     size = (max(side, round(height * scale)), max(side, round(width * scale)))

@@ -10,14 +10,15 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import zoo
 from convert import execute
-from convert.formats import _onnx_export
+from convert.formats import _onnx_export, safetensors
 from convert.formats import onnx as formats_onnx
 from weights.errors import ConvertError
 from weights.record import Preprocessing
+from zoo.conversion.convert import convert
 from zoo.images.preprocess import preprocess
 
 pytestmark = pytest.mark.reference
@@ -171,7 +172,7 @@ def test_a_file_that_computes_something_else_is_refused(tmp_path: Path, monkeypa
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1))
     traced = _onnx_export._traced
     monkeypatch.setattr(_onnx_export, "_traced", lambda network, example, opset: traced(_without(network), example, opset))
-    with pytest.raises(ConvertError, match="computes other logits"):
+    with pytest.raises(ConvertError, match="computes other outputs"):
         formats_onnx.export(model, tmp_path / "net.onnx", input_shape=(3, 8, 8), metadata={})
 
 
@@ -184,3 +185,69 @@ def test_preprocessing_for_another_number_of_channels_is_refused(tmp_path: Path)
     record = Preprocessing(None, None, "bilinear", (0.5,), (0.5,))
     with pytest.raises(ConvertError, match="1 means and 1 deviations, the network 3 channels"):
         formats_onnx.export(nn.Conv2d(3, 4, 3), tmp_path / "net.onnx", input_shape=(3, 8, 8), metadata={}, preprocessing=record)
+
+
+class Twice(nn.Module):
+    """One convolution and one PReLU that are called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act, self.head = nn.Conv2d(3, 3, 3, padding=1), nn.PReLU(3), nn.Linear(3 * 64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.act(self.conv(self.act(self.conv(x)))).flatten(1))
+
+
+SLOPES: dict[str, Any] = {
+    "of each channel": nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Flatten(), nn.Linear(144, 5)),
+    "one": nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(), nn.Flatten(), nn.Linear(144, 5)),
+    "of a vector": nn.Sequential(nn.Flatten(), nn.Linear(192, 7), nn.PReLU(7), nn.Linear(7, 5)),
+    "equal ones": nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Conv2d(4, 4, 1), nn.PReLU(4), nn.Flatten(), nn.Linear(144, 5)),
+}
+
+
+@pytest.mark.parametrize("ending", [".onnx", ".xml", ".tflite"])
+@pytest.mark.parametrize("case", SLOPES)
+def test_slopes_are_written_and_read_back(case: str, ending: str, tmp_path: Path) -> None:
+    network = SLOPES[case]
+    if case != "equal ones":
+        with torch.no_grad():
+            for number, tensor in enumerate(network.state_dict().values()):
+                tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number)) * 0.3)
+    safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
+    made = convert(tmp_path / "a.safetensors", tmp_path / f"a{ending}", network, example=(3, 8, 8))
+    kinds = {each.kind: each for each in made.certificate.evidence}
+    assert kinds["read back"].worst == 0
+    assert kinds["destination outputs"].proven
+
+
+@pytest.mark.parametrize("ending", [".onnx", ".xml"])
+@pytest.mark.parametrize("network", [Twice(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(144, 5))])
+def test_a_file_whose_graph_is_not_executed_here_was_run_when_it_was_written(network: nn.Module, ending: str, tmp_path: Path) -> None:
+    safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
+    made = convert(tmp_path / "a.safetensors", tmp_path / f"a{ending}", network, example=(3, 8, 8))
+    (there,) = (each for each in made.certificate.evidence if each.kind == "destination outputs")
+    assert there.proven
+    assert there.worst is not None
+    assert there.worst < 1e-4
+
+
+def test_where_the_destination_is_not_run_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GELU(), nn.Flatten(), nn.Linear(144, 5))
+    safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
+    monkeypatch.setattr(formats_onnx, "_proved", lambda *_: None)  # as without onnxruntime
+    made = convert(tmp_path / "a.safetensors", tmp_path / "a.onnx", network, example=(3, 8, 8))
+    assert any("was not run by its own framework: the graph holds Erf" in note for note in made.notes)
+
+
+def test_a_parameter_that_the_exporter_changed_unseen_is_named(tmp_path: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.slope = nn.Conv2d(3, 4, 3), nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.prelu(self.conv(x), self.slope)
+
+    with pytest.raises(ConvertError, match="changed a parameter on the way to PRelu"):
+        formats_onnx.export(Own(), tmp_path / "a.onnx", input_shape=(3, 8, 8), metadata={})

@@ -12,8 +12,8 @@ from roundtrips import built
 from torch import Tensor, nn
 
 from convert import execute, formats
-from convert.formats import safetensors, tflite
-from weights.errors import ConvertError
+from convert.formats import _tflite_export, safetensors, tflite
+from weights.errors import ConvertError, WeightsMismatch
 from zoo.conversion.convert import convert
 
 pytestmark = pytest.mark.reference
@@ -112,6 +112,84 @@ def test_a_converted_network_is_proven_there_and_back(tmp_path: Path) -> None:
     assert back.certificate.proven
     executed = next(each for each in back.certificate.evidence if each.kind == "float64 execution")
     assert "19 convolutions whose bias is the BatchNorm's" in executed.detail
+
+
+class TwoReaders(nn.Module):
+    """A convolution that two norms read, so that neither is part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.left, self.right, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Linear(4 * 36, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        return self.head((self.left(x).relu() + self.right(x)).flatten(1))
+
+
+def head(width: int) -> tuple[nn.Module, nn.Module]:
+    return nn.Flatten(), nn.Linear(width, 5)
+
+
+NORMS: dict[str, Any] = {
+    "behind a convolution with a bias": nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *head(144)),
+    "behind a convolution without": nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), *head(144)),
+    "before a convolution": nn.Sequential(
+        nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), *head(144)
+    ),
+    "behind an activation": nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.BatchNorm2d(4), *head(144)),
+    "behind a depthwise one": nn.Sequential(
+        nn.Conv2d(3, 6, 3, groups=3), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 1, bias=False), nn.BatchNorm2d(4), *head(144)
+    ),
+    "behind a transposed one": nn.Sequential(nn.ConvTranspose2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)),
+    "behind a dense layer": nn.Sequential(nn.Flatten(), nn.Linear(192, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 5)),
+    "behind a dense layer without a bias": nn.Sequential(nn.Flatten(), nn.Linear(192, 7, bias=False), nn.BatchNorm1d(7), nn.Linear(7, 5)),
+    "before a dense layer": nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 5)),
+    "without a scale": nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), *head(144)),
+    "twice behind one convolution": TwoReaders(),
+}
+
+
+@pytest.mark.parametrize("ending", [".tflite", ".onnx", ".xml"])
+@pytest.mark.parametrize("case", NORMS)
+def test_a_batchnorm_anywhere_is_read_back(case: str, ending: str, tmp_path: Path) -> None:
+    network = drawn(NORMS[case])
+    safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
+    there = convert(tmp_path / "a.safetensors", tmp_path / f"a{ending}", network, example=(3, 8, 8))
+    kinds = {each.kind: each for each in there.certificate.evidence}
+    assert kinds["destination outputs"].proven
+    assert kinds["read back"].proven
+    worst = kinds["read back"].worst
+    assert worst is not None
+    assert worst < 1e-6 if ending == ".tflite" else worst == 0
+
+
+def test_a_wrong_fold_is_seen_when_it_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = _tflite_export._scale
+
+    def wrong(out: Any, norm: Any) -> tuple[np.ndarray, np.ndarray]:
+        scale, shift = right(out, norm)
+        return scale * (1 + 1e-5), shift
+
+    monkeypatch.setattr(_tflite_export, "_scale", wrong)
+    network = drawn(NORMS["behind a convolution with a bias"])
+    safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
+    with pytest.raises(ConvertError, match="does not read back as it was written"):
+        convert(tmp_path / "a.safetensors", tmp_path / "a.tflite", network, example=(3, 8, 8))
+
+
+def test_no_batchnorm_is_taken_for_folded_in_a_file_without_a_graph(tmp_path: Path) -> None:
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), *head(144))
+    safetensors.save({name.replace("3.", "4."): held for name, held in plain.state_dict().items()}, tmp_path / "a.safetensors")
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *head(144))
+    with pytest.raises(WeightsMismatch, match="running_mean"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", network, example=(3, 8, 8))
+
+
+def test_where_float32_has_no_digits_the_file_is_executed_in_float64(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    difference = tflite.export(built("SEResNet50"), tmp_path / "a.tflite", input_shape=(3, 224, 224), metadata={})
+    assert difference is not None
+    assert difference > 1e-4
+    assert "rounding to float32 moves these outputs" in caplog.text
 
 
 def test_what_has_no_word_is_named_and_nothing_is_written(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import zoo
 from convert import conversion, names, network, writing
 from convert.formats import flax, npz
 from convert.source import Source, in_memory
+from weights import ConvertError
 from zoo.networks.mlp_mixer import MLPMixer
 from zoo.networks.model import Model
 from zoo.networks.vit import SigLIP, ViT
@@ -113,6 +114,43 @@ def test_a_vision_transformers_file_computes_what_timm_makes_of_it(big_vision: b
         assert set(back.files) - {npz.NOTES} == expected.keys()
         if not big_vision:
             assert all(np.array_equal(back[name], value) for name, value in expected.items())
+
+
+def stacked(values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Lay the blocks of a file one behind the other, as big_vision's `scan` keeps them."""
+    blocks = [{name: value for name, value in values.items() if f"encoderblock_{index}/" in name} for index in range(2)]
+    second = [blocks[1][name.replace("encoderblock_0/", "encoderblock_1/")] for name in blocks[0]]
+    pairs = zip(blocks[0].items(), second, strict=True)
+    alone = {name: value for name, value in values.items() if "encoderblock_" not in name}
+    return alone | {name.replace("encoderblock_0/", "encoderblock/"): np.stack([value, other]) for (name, value), other in pairs}
+
+
+def test_blocks_that_are_stacked_in_one_tensor_are_read_one_by_one(tmp_path: Path) -> None:
+    values = {name: (value + index).astype(np.float32) for index, (name, value) in enumerate(vit(True).items())}  # no two blocks are alike
+    np.savez(tmp_path / "apart.npz", **values)
+    np.savez(tmp_path / "stacked.npz", **stacked(values))
+    (tmp_path / "stacked.msgpack").write_bytes(serialized(stacked(values)))
+    apart = adopted(npz.read(tmp_path / "apart.npz"), Thin).state_dict()
+    for source in (npz.read(tmp_path / "stacked.npz"), flax.read(tmp_path / "stacked.msgpack")):
+        assert all(torch.equal(tensor, apart[name]) for name, tensor in adopted(source, Thin).state_dict().items())
+    wrong = stacked(values) | {"Transformer/encoderblock/LayerNorm_0/bias": np.zeros((3, 128), np.float32)}
+    np.savez(tmp_path / "wrong.npz", **wrong)
+    with pytest.raises(ConvertError, match=r"one axis for the blocks before the others, and have \[2, 3\] of them"):
+        npz.read(tmp_path / "wrong.npz")
+
+
+def serialized(values: dict[str, np.ndarray]) -> bytes:
+    """What Flax writes of a tree with these names."""
+    from flax import serialization
+
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *modules, leaf = name.split("/")
+        node = tree
+        for module in modules:
+            node = node.setdefault(module, {})
+        node[leaf] = value
+    return serialization.to_bytes({"params": tree})
 
 
 def test_siglips_file_of_big_vision_computes_what_timm_makes_of_it(tmp_path: Path) -> None:

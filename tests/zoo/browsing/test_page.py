@@ -157,6 +157,13 @@ def test_the_data_are_those_of_the_rows() -> None:
             assert {texts[at] for at in values} <= facets[key]
 
 
+def test_the_heading_counts_as_many_as_there_are_rows() -> None:
+    bare = sum(row.checkpoint is None for row in ROWS)
+    assert f"{len(ROWS) - bare:,} checkpoints of " in TEXT
+    assert f" networks; {bare:,} have no checkpoint yet. Choose" in TEXT
+    assert "networks. Choose" in page([row for row in ROWS if row.checkpoint is not None], shipped())
+
+
 def test_accuracies_that_do_not_compare_are_not_on_one_axis() -> None:
     axes = embedded(TEXT)["accuracies"]
     assert (axes[0]["metric"], axes[0]["on"]) == ("top1", "ImageNet-1k validation")

@@ -77,6 +77,7 @@ def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixt
         (["embed", "photos", "-o", "x.npy", "--device", "gpu"], 2, "a device is cpu, cuda or cuda:1"),
         (["embed", "photos", "-o", "x.txt"], 2, "the output is a .parquet, .npy, .safetensors file"),
         (["list", "--licence", "none"], 2, "has the licence 'none'; there are Apache-2.0, BSD-2-Clause"),
+        (["list", "--licence", "permisive"], 2, "has the licence 'permisive'; did you mean permissive?; there are Apache-2.0"),
         (["list", "--data", "none"], 2, "was measured on 'none'; there are CIFAR-10"),
         (["inspect", "x.png", "--format", "none"], 2, "no format 'none'; there are bson"),
         (["pull", "DenseNet264"], 3, "DenseNet201"),

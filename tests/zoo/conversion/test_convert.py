@@ -531,3 +531,17 @@ def test_a_folded_input_is_proven_and_recorded(ours: Path, network: Model, tmp_p
     assert folded.checkpoint is not None
     assert folded.checkpoint.preprocessing == made.preprocessing
     assert noted(tmp_path / "b.safetensors")["transforms"]["conv1.weight"]["steps"] != []
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("ending", [".onnx", ".xml", ".tflite", ".bson", ".jld2", ".npz", ".mat"])
+def test_the_notes_of_a_written_file_say_what_the_screen_said(ending: str, tmp_path: Path) -> None:
+    """The proof comes after the file is written, and must be in it all the same."""
+    safetensors.save(built("ResNet20").state_dict(), tmp_path / "a.safetensors")
+    made = convert(tmp_path / "a.safetensors", tmp_path / f"a{ending}", "ResNet20")
+    with formats.read(tmp_path / f"a{ending}") as source:
+        noted = json.loads(source.facts["kernelzoo"])
+    assert noted["parity"]["verdict"] == made.certificate.verdict
+    assert noted["parity"]["evidence"] == made.certificate.to_json()["evidence"]
+    back = convert(tmp_path / f"a{ending}", tmp_path / "b.safetensors", "ResNet20")
+    assert any(made.certificate.verdict in note for note in back.notes)

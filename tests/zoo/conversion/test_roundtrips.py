@@ -9,12 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from parity import randomised
 from roundtrips import COMBINATIONS, built, differences, written
 
 from convert.formats import formats, read
 from convert.network import layers
 from convert.source import Convention
+from weights import ConvertError
 from zoo.conversion.export import write_network
+from zoo.networks.metaformer import CAFormer, PoolFormer
+from zoo.networks.model import Model
 from zoo.networks.resnet import CIFARResNet
 
 # the smallest of each family, and of each way in which two families differ
@@ -47,6 +51,29 @@ def test_every_bit_comes_home(name: str, tmp_path: Path) -> None:
     if "keras" not in HOMELESS.get(name, ()):
         wrong["keras", "weights"] = differences(network, "keras", "correlation", tmp_path, ".weights.h5")
     assert {case: names for case, names in wrong.items() if names} == {}
+
+
+class ThinPool(PoolFormer, widths=(8, 16, 24, 32), blocks=(1, 1, 1, 1), stochastic_depth=0.0, input_size=64): ...
+
+
+class ThinAttention(CAFormer, widths=(8, 16, 32, 64), blocks=(1, 1, 1, 1), stochastic_depth=0.0, input_size=64): ...
+
+
+@pytest.mark.parametrize(("cls", "unread"), [(ThinPool, {"openvino"}), (ThinAttention, set[str]())])
+def test_tensors_that_modules_hold_beside_their_layers_come_home_or_are_refused(cls: type[Model], unread: set[str], tmp_path: Path) -> None:
+    """Layer scales and StarReLU's numbers are called as some frameworks call weights of their own."""
+    network = cls(num_classes=10)
+    network.load_state_dict(randomised(network))
+    wrong: dict[tuple[str, Convention], list[str]] = {}
+    refused: dict[str, str] = {}
+    for format, convention in CASES:
+        try:
+            wrong[format, convention] = differences(network.eval(), format, convention, tmp_path)
+        except ConvertError as error:
+            refused[format] = str(error)
+    assert {case: names for case, names in wrong.items() if names} == {}
+    assert refused.keys() == {"keras", "theano", "darknet"} | unread
+    assert "is none of these; write another format" in refused["theano"]
 
 
 class ResNet8(CIFARResNet, n=1):

@@ -72,6 +72,17 @@ def test_a_gpu_drops_what_a_cpu_does() -> None:
     assert all(torch.equal(one, other.cpu()) for one, other in zip(expected, found, strict=True))
 
 
+@pytest.mark.gpu
+def test_a_gpu_crops_what_a_cpu_does() -> None:
+    random = torch.Generator().manual_seed(4)
+    levels = {str(i): torch.randn(2, 8, 200 >> i, 200 >> i, generator=random) for i in range(4)}
+    places = [boxes(500, seed, side=700) for seed in (5, 6)]
+    crop = torchvision.ops.MultiScaleRoIAlign(list(levels), 7, 2)
+    expected = crop(levels, places, [(800, 800)] * 2)
+    found = crop({name: level.cuda() for name, level in levels.items()}, [some.cuda() for some in places], [(800, 800)] * 2)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("size", "expected"), [((480, 640), (800, 1066)), ((640, 480), (1066, 800)), ((300, 1200), (333, 1333)), ((1000, 1000), (800, 800))]
 )

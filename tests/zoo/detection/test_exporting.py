@@ -10,8 +10,8 @@ import pytest
 import torch
 from torchvision_pairs import pair
 
-from zoo.detection.catalogue import FasterRCNN_MobileNet_V3_Large_320_FPN
-from zoo.detection.exporting import AllBoxes
+from zoo.detection.catalogue import FasterRCNN_MobileNet_V3_Large_320_FPN, SSDlite320_MobileNet_V3_Large
+from zoo.detection.exporting import AllBoxes, AllRegions
 
 NAMES = ("images", "boxes", "scores")
 
@@ -53,6 +53,54 @@ def test_all_boxes_settled_are_the_detectors_own(name: str) -> None:
     torch.testing.assert_close(found["boxes"], expected["boxes"])
 
 
-def test_a_detector_of_two_steps_is_refused() -> None:
-    with pytest.raises(TypeError, match="what it crops depends on what it finds"):
+def test_each_kind_of_detector_names_the_other_way() -> None:
+    with pytest.raises(TypeError, match="AllRegions is for R-CNNs"):
         AllBoxes(FasterRCNN_MobileNet_V3_Large_320_FPN(3))
+    with pytest.raises(TypeError, match="AllBoxes is for detectors of one step"):
+        AllRegions(SSDlite320_MobileNet_V3_Large(3))
+
+
+def photographs(count: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(1)
+    return torch.nn.functional.interpolate(torch.rand(count, 3, 8, 8, generator=random), size=(160, 192), mode="bicubic").clamp(0, 1)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
+def test_an_exported_rcnn_answers_any_batch_images_without_things_and_without_proposals(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    model: Any = pair("fasterrcnn_mobilenet_v3_large_320_fpn", 4)[1]
+    whole = AllRegions(model)
+    batch, _ = model.transform(list(photographs(3)))
+    with torch.no_grad():
+        found = whole.settle(*whole(batch.images), count=3, threshold=0.3, overlap=0.5)
+        expected = model.run(batch, None, 0.3, 0.5)
+    for one, other in zip(expected, found, strict=True):
+        assert len(one["boxes"]) == len(other["boxes"]) > 5
+        torch.testing.assert_close(other["scores"], one["scores"], rtol=0, atol=1e-5)
+        torch.testing.assert_close(other["boxes"], one["boxes"], rtol=0, atol=1e-3)
+    names = ["boxes", "scores", "image"]
+    axes = {"images": {0: "batch"}, **{name: {0: "regions"} for name in names}}
+    file = tmp_path / "rcnn.onnx"
+    torch.onnx.export(
+        whole, (batch.images[:2],), file, dynamo=False, opset_version=16, input_names=["images"], output_names=names, dynamic_axes=axes
+    )
+    session = onnxruntime.InferenceSession(file)
+    for count in (1, 3):
+        outputs = [torch.from_numpy(array) for array in session.run(None, {"images": batch.images[:count].numpy()})]
+        again = whole.settle(*outputs, count=count, threshold=0.3, overlap=0.5)
+        for one, other in zip(expected, again, strict=False):
+            assert len(one["boxes"]) == len(other["boxes"])
+            torch.testing.assert_close(other["scores"], one["scores"], rtol=0, atol=1e-4)
+            torch.testing.assert_close(other["boxes"], one["boxes"], rtol=0, atol=1e-2)
+        assert [len(one["boxes"]) for one in whole.settle(*outputs, count=count, threshold=0.99999, overlap=0.5)] == [0] * count
+    with torch.no_grad():
+        for layer in model.rpn.head.modules():
+            if isinstance(layer, torch.nn.Conv2d) and layer.out_channels == model.rpn.anchor_generator.per_pixel:
+                layer.bias.fill_(-1e4)  # pyright: ignore[reportOptionalMemberAccess]  # nothing is proposed
+    torch.onnx.export(
+        whole, (batch.images[:2],), file, dynamo=False, opset_version=16, input_names=["images"], output_names=names, dynamic_axes=axes
+    )
+    outputs = [torch.from_numpy(array) for array in onnxruntime.InferenceSession(file).run(None, {"images": batch.images.numpy()})]
+    assert [len(output) for output in outputs] == [0, 0, 0]
+    assert [len(one["boxes"]) for one in whole.settle(*outputs, count=3, threshold=0.3, overlap=0.5)] == [0, 0, 0]

@@ -335,6 +335,8 @@ def test_what_cant_work_is_said_before_anything_is_computed(
 def test_a_network_without_a_record_or_without_a_crop_is_refused(network: Model, photos: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"this ResNet20 is untrained.*use trained\(ResNet20\)"):
         run(ResNet20(), photos, tmp_path / "o.npy")
+    with pytest.raises(TypeError, match=r"takes a network that knows its preprocessing, and Linear is no network of the zoo: trained\("):
+        run(torch.nn.Linear(3, 3), photos, tmp_path / "o.npy")  # pyright: ignore[reportArgumentType]
     bare = trained(ResNet20)
     assert bare.checkpoint is not None
     bare.checkpoint = replace(bare.checkpoint, preprocessing=replace(bare.checkpoint.preprocessing, crop=None))

@@ -15,7 +15,7 @@ from explained import HALVES, Bright, record
 from PIL import Image
 from torch import Tensor, nn
 
-from zoo import ResNet20, ViT_Ti_16, fast, features
+from zoo import ResNet20, ViT_Ti_16, fast, features, network
 from zoo.explanation import METHODS, CannotExplain, Explanation, explain
 from zoo.explanation.geometry import Axis, View
 from zoo.images.preprocess import BadImage
@@ -304,6 +304,14 @@ def test_what_cannot_be_is_refused_with_words(
 ) -> None:
     with pytest.raises(error, match=message.replace("(", r"\(").replace("*", r"\*")):
         explain(small, images, **given)
+
+
+@pytest.mark.parametrize("name", ["Swin_T", "Swin_V2_T", "MaxViT_T"])
+@pytest.mark.parametrize("method", ["attention-rollout", "gradient-attention"])
+def test_attention_inside_windows_is_refused_by_name(name: str, method: str) -> None:
+    windowed = network(name, num_classes=3).eval()
+    with pytest.raises(CannotExplain, match=f"is not defined for this {name}: it has no blocks that all attend over the same tokens"):
+        explain(windowed, torch.rand(1, 3, 224, 224), method=method)
 
 
 def test_wrong_calls_say_what_to_do(small: Model, images: Tensor) -> None:

@@ -399,6 +399,8 @@ def test_wrong_arguments_say_what_is_taken() -> None:
         features(ResNet20, "layer1")  # pyright: ignore[reportCallIssue, reportArgumentType]
     with pytest.raises(TypeError, match=r"pyramid\(\) takes a network of the zoo, .*, not a Linear"):
         pyramid(nn.Linear(3, 3))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"not a Linear; of a module of your own, module.get_submodule\(NAME\).register_forward_hook"):
+        features(nn.Linear(3, 3), "layer1")  # pyright: ignore[reportCallIssue, reportArgumentType]
     with pytest.raises(ValueError, match='at names no taps; "embedding" is one'):
         features(network, [])
     with pytest.raises(TypeError, match="at is taps"):

@@ -207,7 +207,7 @@ def test_siglip_can_give_the_mean_of_its_tokens_as_the_towers_of_language_models
     with torch.inference_mode():
         torch.testing.assert_close(network.eval()(images), other.eval()(images))
     assert features(network, at="embedding")(images)["embedding"].shape == (2, 768)
-    with pytest.raises(ValueError, match=r'SigLIP_B_16.s pool is "attention" or "mean", got \'max\''):
+    with pytest.raises(ValueError, match=r"SigLIP_B_16.s pool is one of attention, mean, got 'max'"):
         SigLIP_B_16(pool="max")
 
 

@@ -18,7 +18,7 @@ import zoo
 from weights import MalformedFile, UnsupportedFormat, WeightsMismatch
 from zoo import trained
 from zoo.labels import Label, labels
-from zoo.networks.vit import CLIP, DINOv2, SigLIP, ViT
+from zoo.networks.vit import CLIP, DeiT, DINOv2, SigLIP, ViT
 
 pytestmark = pytest.mark.reference
 
@@ -31,6 +31,12 @@ class Thin(ViT, **TABLES): ...
 
 
 class ThinDINO(DINOv2, **TABLES): ...
+
+
+class ThinRegisters(DINOv2, **TABLES, registers=3, special_positions=False): ...
+
+
+class ThinDeiT(DeiT, **TABLES, distilled=True): ...
 
 
 class ThinCLIP(CLIP, **TABLES): ...
@@ -192,7 +198,9 @@ def test_timms_repositories_bring_weights_preprocessing_and_labels(hub: HubServe
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras's own, where it saves
 @pytest.mark.parametrize("name", ["model.keras", "model.weights.h5"])
-def test_kerass_files_are_read_where_the_client_put_them(name: str, hub: HubServer, tmp_path: Path) -> None:
+def test_kerass_files_are_read_by_their_address_and_where_the_client_put_them(
+    name: str, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import keras
     from huggingface_hub import hf_hub_download
 
@@ -207,10 +215,20 @@ def test_kerass_files_are_read_where_the_client_put_them(name: str, hub: HubServ
             variable.assign(random.uniform(0.5, 1.5, tuple(variable.shape)).astype(np.float32))
     model.save(there / name) if name.endswith(".keras") else model.save_weights(there / name)
     served(hub, "acme/keras", there)
-    with pytest.raises(UnsupportedFormat, match=f"hf download acme/keras {name} --local-dir .`, then name '{name}'"):
-        trained("MobileNetV2_035", f"hf://acme/keras/{name}")
+    network = trained("MobileNetV2_035", f"hf://acme/keras/{name}")
+    hub.heal()
+    monkeypatch.setenv("ZOO_OFFLINE", "1")
+    assert trained("MobileNetV2_035", f"hf://acme/keras/{name}").checkpoint == network.checkpoint
+    assert hub.log == []
+    monkeypatch.delenv("ZOO_OFFLINE")
     file = Path(hf_hub_download("acme/keras", name, local_dir=here, endpoint=hub.url))
-    network = trained("MobileNetV2_035", file)
+    by_path = trained("MobileNetV2_035", file)
+    record = network.checkpoint
+    assert record is not None
+    assert by_path.checkpoint is not None
+    assert record.sources == (f"hf://acme/keras/{name}",)
+    assert (record.options, record.preprocessing) == (by_path.checkpoint.options, by_path.checkpoint.preprocessing)
+    assert all(torch.equal(tensor, by_path.state_dict()[key]) for key, tensor in network.state_dict().items())
     made = convert(file, tmp_path / "ours.safetensors", "MobileNetV2_035")
     assert made.naming == "keras"
     given = images(96)
@@ -223,6 +241,16 @@ def test_kerass_files_are_read_where_the_client_put_them(name: str, hub: HubServ
         with torch.inference_mode():
             theirs = pooled(network.preprocess([photograph()]).permute(0, 2, 3, 1), training=False).cpu()
         assert relative(embedded(network, tmp_path), theirs) < 1e-3
+
+
+def test_a_file_of_another_framework_that_does_not_fit_is_named_by_its_address(hub: HubServer, tmp_path: Path) -> None:
+    np.savez(tmp_path / "wheels.npz", kernel=np.ones((3, 3, 3, 8), np.float32))
+    (tmp_path / "broken.onnx").write_bytes(b"no graph")
+    served(hub, "acme/other", tmp_path)
+    with pytest.raises(WeightsMismatch, match=r"hf://acme/other/wheels\.npz"):
+        trained(Thin, "hf://acme/other/wheels.npz")
+    with pytest.raises(UnsupportedFormat, match=r"^hf://acme/other/broken\.onnx is no weight file"):
+        trained(Thin, "hf://acme/other/broken.onnx")
 
 
 def test_towers_and_bare_networks_give_their_embeddings(hub: HubServer, tmp_path: Path) -> None:
@@ -263,14 +291,70 @@ def test_1001_classes_keep_their_background(hub: HubServer, tmp_path: Path) -> N
         assert relative(network(images(224)), model(images(224)).logits) < 1e-4
 
 
-def test_a_file_of_features_that_no_network_reads_is_refused(hub: HubServer, tmp_path: Path) -> None:
+COMMON = {key: value for key, value in CONFIG.items() if key != "intermediate_size"}
+TEXTS = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 99}
+TEXTS |= {"bos_token_id": 1, "eos_token_id": 2}
+CLASSIFIERS: dict[str, tuple[type[ViT], str]] = {
+    "Dinov2ForImageClassification": (ThinDINO, "class_and_mean"),
+    "Dinov2WithRegistersForImageClassification": (ThinRegisters, "class_and_mean"),
+    "SiglipForImageClassification": (ThinSigLIP, "mean"),
+    "DeiTForImageClassification": (ThinDeiT, "class"),
+}
+
+
+def classifier(kind: str) -> Any:
+    """One of transformers' classifiers with three classes and random numbers."""
     import transformers as hf
 
-    common = {key: value for key, value in CONFIG.items() if key != "intermediate_size"}
-    hf.Dinov2ForImageClassification(hf.Dinov2Config(**common, mlp_ratio=2)).save_pretrained(tmp_path)
-    served(hub, "acme/dino", tmp_path)
-    with pytest.raises(WeightsMismatch, match="the class token beside the mean of the patches, which no network here does"):
-        trained(ThinDINO, "hf://acme/dino")
+    labels = {"id2label": dict(enumerate(("jay", "oak", "granite")))}
+    if kind in ("SiglipForImageClassification", "CLIPForImageClassification"):
+        configured = getattr(hf, kind.replace("ForImageClassification", "Config"))
+        return drawn(getattr(hf, kind)(configured(vision_config=CONFIG, text_config=TEXTS, **labels)))
+    own = CONFIG if kind.startswith("DeiT") else {**COMMON, "mlp_ratio": 2}
+    registers = {"num_register_tokens": 3} if "Registers" in kind else {}
+    return drawn(getattr(hf, kind)(getattr(hf, kind.replace("ForImageClassification", "Config"))(**own, **registers, **labels)))
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_classifiers_that_read_other_features_bring_the_option_that_reads_them(kind: str, hub: HubServer, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from zoo.conversion.convert import convert
+
+    cls, pool = CLASSIFIERS[kind]
+    model = classifier(kind)
+    model.save_pretrained(tmp_path / "there")
+    served(hub, "acme/wheels", tmp_path / "there")
+    network = trained(cls, "hf://acme/wheels")
+    assert network.checkpoint is not None
+    assert network.checkpoint.options["pool"] == pool
+    made = convert(tmp_path / "there" / "model.safetensors", tmp_path / "ours.safetensors", cls)
+    assert made.naming == "transformers"
+    again = trained(cls, tmp_path / "ours.safetensors")
+    with torch.inference_mode():
+        expected = model(images()).logits
+        assert relative(expected[0], expected[1]) > 1e-3
+        assert relative(network(images()), expected) < 1e-4
+        assert relative(again(images()), expected) < 1e-4
+        read: list[Tensor] = []
+        model.classifier.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+        model(network.preprocess([photograph()]))
+    assert relative(embedded(network, tmp_path), read[0]) < 1e-3
+    convert(tmp_path / "ours.safetensors", tmp_path / "back.safetensors", cls, to="transformers")
+    back, first = load_file(tmp_path / "back.safetensors"), load_file(tmp_path / "there" / "model.safetensors")
+    same = back.keys() & first.keys()
+    assert "classifier.weight" in same
+    unread = ("vision_model.head.", "dinov2.embeddings.mask_token", "dinov2_with_registers.embeddings.mask_token")
+    assert all(name.startswith(unread) for name in first.keys() ^ back.keys())
+    moved = ("cls_token", "position_embeddings") if cls is ThinRegisters else ()
+    assert all(torch.equal(back[name], first[name]) for name in same if not name.endswith(moved))
+
+
+def test_a_file_of_features_that_no_network_reads_is_refused(hub: HubServer, tmp_path: Path) -> None:
+    classifier("CLIPForImageClassification").save_pretrained(tmp_path)
+    served(hub, "acme/clip", tmp_path)
+    with pytest.raises(WeightsMismatch, match="the mean of the patches before the last norm, which no network here does"):
+        trained(ThinCLIP, "hf://acme/clip")
 
 
 @pytest.mark.parametrize("text", ["{", '{"model_type": "vit", "id2label": 7}', '{"model_type": "vit", "image_size": "big"}'])

@@ -59,6 +59,17 @@ def test_a_file_in_the_networks_place_is_told_where_it_belongs(tmp_path: Path) -
         predict(str(file), "resnet20")
 
 
+def test_a_network_of_ones_own_is_told_who_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mynets.py").write_text("raise SystemExit('nobody imports it')")
+    with pytest.raises(UnknownWeights, match=r"^mynets:Small is a network of your own, which only `zoo convert` takes as --model"):
+        named("mynets:Small")
+    (tmp_path / "resnet20.py").touch()
+    assert named("resnet20:cifar10") == ("ResNet20", "cifar10")
+    with pytest.raises(UnknownWeights, match="no network 'others'"):
+        named("others:Small")
+
+
 def test_predict_takes_a_name_as_trained_does() -> None:
     image = np.zeros((32, 32, 3), np.uint8)
     assert predict("resnet20:cifar10", image) == predict(trained(ResNet20), image)

@@ -341,13 +341,13 @@ def test_compiled_steps_learn_the_same(measuring: SqueezeNet1_0) -> None:
         ({"loss_network": ResNet20()}, ValueError, "not a ResNet20"),
         ({"loss_weights": "x"}, ValueError, "leave them out, for the network has its own"),
         ({"picture": "none.jpg"}, FileNotFoundError, "none.jpg"),
-        ({"folder": "none"}, FileNotFoundError, "'none' is not there"),
+        ({"data": "none"}, FileNotFoundError, "'none' is not there"),
     ],
 )
 def test_what_cannot_be_used_is_named_before_anything_is_written(
     photos: Path, starry: Path, tmp_path: Path, measuring: SqueezeNet1_0, told: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    given = {"folder": photos, "picture": starry, "out": tmp_path / "run", "loss_network": measuring, **told}
+    given = {"data": photos, "picture": starry, "out": tmp_path / "run", "loss_network": measuring, **told}
     with pytest.raises(error, match=message):
         train_style(**given)
     assert not (tmp_path / "run").exists()

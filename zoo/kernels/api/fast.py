@@ -28,6 +28,7 @@ def fast(
     tune: Tune = "quick",
     example: Any = None,
     tf32: bool = False,
+    static: bool = False,
     progress: bool = True,
     calibration: Any = None,
     check: Any = None,
@@ -61,6 +62,7 @@ def fast(
     tune: Tune = "quick",
     example: Any = None,
     tf32: bool = False,
+    static: bool = False,
     progress: bool = True,
     recompute: bool | None = None,
     calibration: Any = None,
@@ -72,7 +74,8 @@ def fast(
 
     BatchNorm is folded, chains of layers become one kernel each, each kernel is chosen by timing at the layer's own shape, and the
     whole is replayed as a CUDA graph. On a CPU the fastest of OpenVINO, onnxruntime and PyTorch runs it. A network that can't be
-    traced runs unchanged in channels_last, and `why` says the reason; of torchvision's detection models the backbone is made fast.
+    traced runs unchanged in channels_last, and `why` says the reason; of detectors, whose boxes depend on values, body, pyramid and
+    heads are made fast.
 
     With `train`, its parameters are the model's own and autograd works; gradients and BatchNorm's statistics are compared too.
 
@@ -84,9 +87,16 @@ def fast(
             after training, and "auto", the fastest of float32, bfloat16 and int8 whose certificate keeps `tolerance`.
         train: whether it shall learn; see `zoo.kernels.training`.
         tune: "quick" tries a few launch configurations for each layer that was not timed before on this device, below a minute a
-            network and shape; "full" tries all; "none" takes what was found before, and guesses for the rest.
+            network and shape; "full" tries all; "none" takes what was found before, and guesses for the rest. "background" is "quick" in
+            a thread of its own: the network itself answers until a plan is made and compared, and the next call takes a second or two
+            to put it in. PyTorch's compiler does not compete then, and `why` says how far it is. Calls are slower meanwhile: a GPU's
+            kernels are timed behind their answers, a tenth of a second each time, and PyTorch's flags for cuDNN and TF32 are that
+            thread's, so set your own before.
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
+            Of a detector, whose photographs all have other sizes, only an example's shapes are tuned by "quick": a list of photographs.
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
+        static: on a GPU, answers are handed out where they are computed, and not copied: the next call overwrites them. Copy what you
+            keep. Only one thread may call then. On a CPU it changes nothing.
         progress: shows a bar while tuning, when stderr is a terminal.
         recompute: with `train`, whether a step keeps what BatchNorms read and makes their outputs again on the way back, and what 1x1
             convolutions widen, in less room and a tenth more time; None does the first where that frees a quarter of the maps, as in
@@ -117,6 +127,7 @@ def fast(
         >>> small = fast(trained(ResNet50), "cpu", "int8", calibration="photographs/")  # doctest: +SKIP
     """
     from zoo.kernels import arguments as asked
+    from zoo.kernels.api.parts import parts_of
 
     model = plain(model)
     if not isinstance(model, nn.Module):
@@ -126,8 +137,8 @@ def fast(
     if any(_is_fast(part) for part in asked.core(model).modules()):
         raise ValueError(f"a part of {type(model).__name__} is fast already; build the whole of plain(part) and call fast() on it")
     if tune not in get_args(Tune):
-        raise ValueError(f'tune is "none", "quick" or "full", got {tune!r}')
-    for name, value in (("train", train), ("tf32", tf32)):
+        raise ValueError(f'tune is "none", "quick", "full" or "background", got {tune!r}')
+    for name, value in (("train", train), ("tf32", tf32), ("static", static)):
         if not isinstance(value, bool):
             raise ValueError(f"{name} is True or False, got {value!r}")
     if recompute is not None and not isinstance(recompute, bool):
@@ -136,7 +147,12 @@ def fast(
         raise ValueError(
             "tf32 goes without train=True: what trains heeds torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32"
         )
+    if train and static:
+        raise ValueError("static goes without train=True: autograd keeps what a call answers")
     narrow = asked.narrow_of(dtype)
+    if tune == "background" and (train or narrow is not None):
+        with_it = "train=True" if train else f"dtype={narrow!r}"
+        raise ValueError(f'tune="background" goes without {with_it}, which has to be compared before the first call; take tune="quick"')
     given = {"calibration": calibration, "check": check, "labels": labels, "tolerance": tolerance}
     if narrow is None and (extra := [name for name, value in given.items() if value is not None]):
         raise ValueError(f'{extra[0]} goes with dtype="int8" or dtype="auto", got dtype={dtype!r}')
@@ -155,16 +171,16 @@ def fast(
         asked.check(asked.core(model))
         from zoo.kernels.api.precisions import Wanted, proven
 
-        if _detects(asked.core(model)):
+        if parts_of(asked.core(model)):
             raise ValueError(
                 f'dtype="{narrow}" is for networks of one image tensor; what {type(model).__name__} computes depends on values'
             )
         return proven(model, where, Wanted(narrow, calibration, check, labels, tolerance, example, tune, progress))
     kind = asked.dtype_of(cast("torch.dtype | None", dtype), where)
     asked.check(asked.core(model))
-    made = Fast(model, where, kind, tune, tf32, progress)
-    if _detects(made.core):
-        made.prepare_part("backbone", f"boxes depend on values: only the backbone of {type(model).__name__} runs fast")
+    made = Fast(model, where, kind, tune, tf32, progress, static=static)
+    if parts := parts_of(made.core):
+        made.prepare_parts(parts, example)
         return made
     try:
         args = asked.example_of(made.core, example, where)
@@ -189,12 +205,6 @@ def plain(model: nn.Module) -> nn.Module:
         True
     """
     return model.network if _is_fast(model) else model  # pyright: ignore[reportReturnType]
-
-
-def _detects(model: nn.Module) -> bool:
-    """Tell whether this is a detection model, whose other half depends on values: boxes that are kept or dropped."""
-    other = any(name in dict(model.named_children()) for name in ("roi_heads", "rpn", "anchor_generator", "head"))
-    return other and isinstance(getattr(model, "backbone", None), nn.Module) and hasattr(model, "transform")
 
 
 def _is_fast(model: object) -> bool:

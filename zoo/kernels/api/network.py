@@ -6,11 +6,12 @@ import copy
 import threading
 import warnings
 from collections import OrderedDict
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from operator import attrgetter, is_
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -21,6 +22,7 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.errors import Untraceable, first_line
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
+    from zoo.kernels.api.background import Background, Finish
     from zoo.kernels.quantizing.certificate import Certificate
     from zoo.kernels.quantizing.narrow import Narrow
     from zoo.kernels.quantizing.quantized import Quantized
@@ -29,7 +31,7 @@ if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has t
     from zoo.kernels.tuning.binding import Weights
     from zoo.kernels.tuning.choices import Choices
 
-Tune = Literal["none", "quick", "full"]
+Tune = Literal["none", "quick", "full", "background"]
 
 
 _version = attrgetter("_version")
@@ -38,6 +40,8 @@ KEPT_PLANS = 8
 """Input shapes whose plans a fast network keeps; the one that was not used for longest goes first."""
 CALLER = 4
 """Frames between `forward` and whoever calls the module, itself counted: `nn.Module` has two."""
+WHOLE = 512
+"""Pixels of a side from which on a detector is compared on images of half its size: of smaller ones too little would be left."""
 KEPT_REASONS = 64
 """Input shapes of which it remembers that they have no plan."""
 
@@ -79,9 +83,12 @@ class Fast(nn.Module):
         tf32: bool,
         progress: bool,
         quantized: Quantized | None = None,
+        static: bool = False,
     ) -> None:
         super().__init__()
         self._adopt(network)
+        self.static = static
+        """Whether answers lie in memory that the next call writes again."""
         self.quantized = quantized
         """The network in int8, for calls of one image size, with its certificate; `dtype` is that of all other calls."""
         self.proofs: list[Certificate] = [] if quantized is None else [quantized.certificate]
@@ -96,8 +103,8 @@ class Fast(nn.Module):
         self.tune: Tune = tune
         self.unchanged = ""
         """Why the network runs unchanged; empty where it doesn't."""
-        self.part = ""
-        """The child that runs fast where the network as a whole can't: a detection model's backbone."""
+        self.parts: dict[str, str] = {}
+        """What runs fast where the network as a whole can't, a detection model's maps: see `zoo.kernels.api.parts`."""
         self._fresh()
         self.training = False  # of this module alone: the network keeps its mode
 
@@ -164,7 +171,11 @@ class Fast(nn.Module):
         self._order = threading.Lock()
         self._weights: Weights | None = None
         self._choices: Choices | None = None
+        if (background := self.__dict__.get("_background")) is not None:
+            background.stop()
+        self._background: Background | None = None
         self._plain_copy: nn.Module | None = None
+        self._fast_parts: list[Any] = []
         self._plain_dtype = self.dtype
         self._touched = self._stale = False
         held = ((module._parameters, module._buffers, module._modules) for module in self._network.modules())
@@ -200,14 +211,17 @@ class Fast(nn.Module):
             if tensor.is_neg() or tensor.is_conj():  # kernels read memory, where neither is carried out yet
                 args, kwargs = pytree.tree_map_only(Tensor, lambda lazy: lazy.resolve_conj().resolve_neg(), (args, kwargs))
                 return self.forward(*args, **kwargs)
-        if (special := _special(tensors)) or (special := self._changed()):
+        if special := _special(tensors):
             return self._by_itself(special, args, kwargs)
-        if self.unchanged:
-            return self._run_unchanged(args, kwargs)
-        if spec is not None and not all(isinstance(leaf, Tensor | _PLAIN) for leaf in leaves):  # an object may hold anything, and change
-            return self._run_unchanged(args, kwargs)
-        key = (len(args) if spec is None else repr(spec), *(_key(leaf) for leaf in leaves))
+        # An object may hold anything, and change.
+        planned = not self.unchanged and (spec is None or all(isinstance(leaf, Tensor | _PLAIN) for leaf in leaves))
+        key = (len(args) if spec is None else repr(spec), *(_key(leaf) for leaf in leaves)) if planned else None
         built = self._plans.get(key)
+        runs_ahead = built is not None and self.device.type == "cuda"  # the GPU computes while this looks whether it may
+        if not runs_ahead and (changed := self._changed()):
+            return self._by_itself(changed, args, kwargs)
+        if not planned:
+            return self._run_unchanged(args, kwargs)
         if built is None:
             try:
                 built = self._plan(key, args, kwargs)
@@ -223,7 +237,9 @@ class Fast(nn.Module):
                 warnings.warn(f"{type(self._network).__name__} runs unchanged for this shape: {error}", stacklevel=CALLER)
                 return result
             if built is None:
-                return self._run_unchanged(args, kwargs)
+                result = self._run_unchanged(args, kwargs)
+                self._plan_behind(key, args, kwargs)
+                return result
         elif len(self._plans) > 1:
             with self._order:
                 if key in self._plans:
@@ -231,6 +247,8 @@ class Fast(nn.Module):
         casting = torch.is_autocast_enabled(self.device.type)  # asked first, for the context costs microseconds
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False) if casting else nullcontext():
             outputs = built.run(tensors)
+        if runs_ahead and (changed := self._changed()):
+            return self._by_itself(changed, args, kwargs)
         return outputs[0] if built.single else pytree.tree_unflatten(outputs, built.spec)
 
     def _changed(self) -> str:
@@ -267,7 +285,7 @@ class Fast(nn.Module):
             return network(*args, **kwargs)
 
     def _plan(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Built | None:
-        """Make the plan of a shape; None where it is known that there is none."""
+        """Make the plan of a shape; None where it is known that there is none, or it is being made behind the calls."""
         if key in self._unplanned and not self._strict:
             return None
         with self._lock:
@@ -275,31 +293,23 @@ class Fast(nn.Module):
                 return built
             if key in self._unplanned and not self._strict:  # since another thread has tried
                 return None
-            from zoo.kernels.measuring.stopwatch import stopwatch
+            from zoo.kernels.measuring.stopwatch import Stopwatch, stopwatch
             from zoo.kernels.reports.report import named
-            from zoo.kernels.tuning.binding import Weights
-            from zoo.kernels.tuning.choices import Choices
 
-            self._keep_proofs(answering=True)
-            if self.device.type == "cuda":
-                from zoo.kernels.plans.build import build_gpu as build
-            elif self.quantized is not None:
-                from zoo.kernels.quantizing.plan import build_int8
-
-                build = partial(build_int8, self.quantized)
-            elif self._narrow is not None:
-                from zoo.kernels.quantizing.narrow import build_narrow
-
-                build = partial(build_narrow, self._narrow)
-            else:  # without Triton, which exists on Linux only
-                from zoo.kernels.engines.build import build_cpu as build
-            self._weights = Weights() if self._weights is None else self._weights
-            self._choices = Choices(self.device) if self._choices is None else self._choices
-            free = torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False)
-            with free[0], free[1], free[2], torch.device("cpu"):  # PyTorch's own default, whatever the caller's is
+            finish: Finish | None = None
+            watch = Stopwatch()
+            if self.tune == "background":
+                job = self._background.made(key) if self._background is not None and not self._captures() else None
+                if job is None:
+                    return None
+                finish, watch = job.finish, job.watch
+                if finish is None:
+                    self._unplanned[key] = f"{job.named} runs unchanged: {job.failure}"
+                    raise Untraceable(job.failure)
+            with self._without_modes():
                 try:
-                    with stopwatch() as seconds:
-                        built = build(self.core, args, kwargs, self, self._weights, self._choices)
+                    with stopwatch(watch) as seconds:
+                        built = (finish or self._begin(args, kwargs))()
                 except Untraceable as error:
                     if error.lasting or key in self._doubtful:
                         self._unplanned[key] = f"{named(args, kwargs)} runs unchanged: {error}"
@@ -310,13 +320,76 @@ class Fast(nn.Module):
                         self._doubtful.clear()
                     raise
             built.report.given, built.report.seconds = named(args, kwargs), seconds
+            if self.static and hasattr(built.run, "static"):
+                built.run.static = True  # pyright: ignore[reportFunctionMemberAccess]
             with self._order:
                 self._plans[key] = built
                 if len(self._plans) > KEPT_PLANS:
                     self._settle()
                 while len(self._plans) > KEPT_PLANS:
                     self._plans.popitem(last=False)
+            if finish is not None and not (self._background and self._background.busy()):
+                self._plain_copy = None  # whoever runs it holds it
             return built
+
+    def _captures(self) -> bool:
+        """Tell whether the caller captures this call, so that nothing may be measured or captured for it."""
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    @contextmanager
+    def _without_modes(self) -> Iterator[None]:
+        """Work by PyTorch's own defaults, whatever the caller's are."""
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False), torch.device("cpu"):
+            yield
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, contest: bool = True) -> Finish:
+        """Begin a plan, and return what ends it, in the thread that calls."""
+        from zoo.kernels.tuning.binding import Weights
+        from zoo.kernels.tuning.choices import Choices
+
+        self._keep_proofs(answering=True)
+        if self.device.type == "cuda":
+            from zoo.kernels.plans.build import begin_gpu
+
+            begin = partial(begin_gpu, contest=contest)
+        elif self.quantized is not None:
+            from zoo.kernels.quantizing.plan import build_int8
+
+            begin = partial(_at_once, partial(build_int8, self.quantized))
+        elif self._narrow is not None:
+            from zoo.kernels.quantizing.narrow import build_narrow
+
+            begin = partial(_at_once, partial(build_narrow, self._narrow))
+        else:  # without Triton, which exists on Linux only
+            from zoo.kernels.engines.build import build_cpu
+
+            begin = partial(_at_once, build_cpu)
+        self._weights = Weights() if self._weights is None else self._weights
+        self._choices = Choices(self.device) if self._choices is None else self._choices
+        options: Any = self if self.tune != "background" else SimpleNamespace(**{**vars(self), "tune": "quick", "progress": False})
+        return begin(self.core, args, kwargs, options, self._weights, self._choices)
+
+    def _plan_behind(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have a plan made for calls like one that was answered, where that is wanted and not known to fail."""
+        if self.tune != "background" or key in self._unplanned:
+            return
+        if self._captures():
+            return
+        from zoo.kernels.api.background import SHARE, Background
+        from zoo.kernels.measuring.turns import measure
+        from zoo.kernels.reports.report import named
+
+        def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Finish:
+            with self._without_modes():
+                return self._begin(args, kwargs, contest=False)
+
+        with self._lock:
+            if self._background is None:
+                self._background = Background(make, self.device)
+            background = self._background
+        background.ask(key, args, kwargs, named(args, kwargs))
+        with self._without_modes():
+            measure(SHARE)
 
     def _settle(self) -> None:
         """Wait for what still runs, on any stream, before the memory of a plan goes."""
@@ -329,8 +402,8 @@ class Fast(nn.Module):
         wanted = own_dtype(self._network)
         with self._lock:
             if self._plain_copy is None:
-                self._plain_copy = self._with_part() if self.part else channels_last(on_device(self.core, self.device, self.dtype))
-                self._plain_dtype = wanted if self.part else self.dtype
+                self._plain_copy = self._with_parts() if self.parts else channels_last(on_device(self.core, self.device, self.dtype))
+                self._plain_dtype = wanted if self.parts else self.dtype
             plain, dtype = self._plain_copy, self._plain_dtype
         try:
             result = _answer(plain, args, kwargs, dtype)
@@ -346,27 +419,45 @@ class Fast(nn.Module):
                     self.dtype = wanted
         return pytree.tree_map(lambda leaf: leaf.to(wanted) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, result)
 
-    def _with_part(self) -> nn.Module:
-        """Copy a detection model to the device in its own dtype, its `part` replaced by a fast one that was checked at one size."""
-        from zoo.kernels.comparing.copies import on_device
+    def _with_parts(self, example: Any = None) -> nn.Module:
+        """Copy a detection model to the device in its own dtype, its parts replaced by fast ones; the first is checked at one size."""
+        from zoo.kernels.api.parts import with_parts
         from zoo.kernels.comparing.sample_images import natural_images
 
-        images = getattr(self.core.transform, "min_size", (800,))
-        side = 32 * max(2, (images[0] if isinstance(images, tuple | list) else int(images)) // 64)
-        inner = Fast(getattr(self.core, self.part), self.device, self.dtype, self.tune, self.tf32, self.progress)
-        example = (natural_images((1, 3, side, side), self.device),)
-        try:
-            inner.prepare(example)
-        except Untraceable as error:
-            if error.__cause__ is not None:  # the network's own error
-                inner.try_plainly(example)
-            inner.refuse(str(error))
-        inner.tune = "none" if self.tune == "quick" else self.tune  # every photograph has another size
-        twin = copy.copy(self.core)
-        twin._modules = OrderedDict((key, child) for key, child in self.core._modules.items() if key != self.part)
-        whole = on_device(twin, self.device)
-        whole.add_module(self.part, inner)
+        tune: Tune = "none" if self.tune == "background" else self.tune  # of which shape would a plan be made behind the calls?
+
+        def made(part: nn.Module) -> Fast:
+            return Fast(part, self.device, self.dtype, tune, self.tf32, self.progress)
+
+        whole, self._fast_parts = with_parts(self.core, self.parts, made, self.device)
+        if example is not None:
+            self._try_parts(whole, example if isinstance(example, tuple) else (example,))
+        else:
+            sizes = getattr(self.core.transform, "min_size", (800,))
+            size = sizes[0] if isinstance(sizes, tuple | list) else int(sizes)
+            side = size if size < WHOLE else 32 * (size // 64)
+            first, images = self._fast_parts[0], (natural_images((1, 3, side, side), self.device),)
+            try:
+                first.prepare(images)
+            except Untraceable as error:
+                if error.__cause__ is not None:  # the network's own error
+                    first.try_plainly(images)
+                first.refuse(str(error))
+        for part in self._fast_parts:
+            part.tune = self.tune if self.tune == "full" else "none"  # every photograph has another size
         return whole
+
+    def _try_parts(self, whole: nn.Module, example: tuple[Any, ...]) -> None:
+        """Answer an example, for which each part plans, and tunes, the shapes that it meets."""
+        from zoo.kernels.comparing.copies import own_dtype
+
+        try:
+            _answer(whole, example, {}, own_dtype(self._network))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the network raises
+            name = type(self.core).__name__
+            raise ValueError(f"{name} does not take this example: {type(error).__name__}: {first_line(error)}") from error
 
     def prepare(self, args: tuple[Any, ...]) -> None:
         """Make the first plan.
@@ -376,7 +467,10 @@ class Fast(nn.Module):
 
         Raises:
             Untraceable: the network can't be planned for them.
+            ValueError: with `tune="background"`, the network refuses them.
         """
+        if self.tune == "background":
+            self.try_plainly(args)
         self._strict = True
         try:
             self(*args)
@@ -397,12 +491,17 @@ class Fast(nn.Module):
             name = type(self.core).__name__
             raise ValueError(f"{name} does not take this example: {type(error).__name__}: {first_line(error)}") from error
 
-    def prepare_part(self, name: str, reason: str) -> None:
-        """Let one child run fast, and the rest unchanged for a reason."""
+    def prepare_parts(self, parts: dict[str, str], example: Any = None) -> None:
+        """Let parts run fast and the rest unchanged, by `zoo.kernels.api.parts`; with an example its shapes are planned, and tuned, too.
+
+        Raises:
+            ValueError: the network refuses the example.
+        """
         from zoo.kernels.comparing.copies import own_dtype
 
-        self.part, self.unchanged = name, reason
-        self._plain_copy, self._plain_dtype = self._with_part(), own_dtype(self._network)
+        self.parts = parts
+        self.unchanged = f"boxes depend on values, so fast() covers only {', '.join(parts.values())} of {type(self.core).__name__}"
+        self._plain_copy, self._plain_dtype = self._with_parts(example), own_dtype(self._network)
 
     def refuse(self, reason: str) -> None:
         """Run the network unchanged from now on, and warn whoever called `fast`."""
@@ -415,11 +514,16 @@ class Fast(nn.Module):
         from zoo.kernels.reports.report import Report
 
         with self._lock:
-            if self.part and self._plain_copy is not None:
-                inner = getattr(self._plain_copy, self.part).report()
-                return replace(inner, unchanged=f"{self.unchanged}; {inner.unchanged}".rstrip("; "))
+            if self.parts and self._plain_copy is not None:
+                from zoo.kernels.api.parts import together
+
+                return together([part.report() for part in self._fast_parts], self.unchanged)
+            self._keep_proofs()
+            if not self._stale and (changed := self._changed()):
+                redo = "the network itself answers, until fast(plain(model)) again"
+                return Report([], f"{changed}: {redo}", str(self.device), self.precision, [], list(self.told))
             plans = [built.report for built in self._plans.values()]
-            told = list(self.told)
+            told = [*self.told, *(self._background.told() if self._background is not None else [])]
             if self.device.type == "cpu" and self.precision == "float32" and plans and not told and not self.unchanged:
                 from zoo.kernels.quantizing.quantized import left_on_the_table
 
@@ -498,19 +602,22 @@ class Fast(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave plans and copies out; they belong to this process and device."""
-        hidden = {"_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy", "_plain_dtype", "_doubtful"}
-        hidden |= {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_holders", "_held", "_tensors", "_version"}
+        hidden = {"_background", "_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy", "_plain_dtype"}
+        hidden |= {"_doubtful", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_holders", "_held", "_tensors"}
+        hidden |= {"_version", "_fast_parts"}
         return {name: value for name, value in self.__dict__.items() if name not in hidden}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back without plans."""
         nn.Module.__init__(self)
         self.__dict__.update(state)
+        self.__dict__.setdefault("static", False)
         self.__dict__.setdefault("quantized", None)  # of a pickle from before there was any
         self.__dict__.setdefault("proofs", [])
         self.__dict__.setdefault("_narrow", None)
         self.__dict__.setdefault("_proven_of", "")
         self.__dict__.setdefault("told", [])
+        self.__dict__.setdefault("parts", {"backbone": "the backbone"} if self.__dict__.pop("part", "") else {})
         self._adopt(state["_network"])
         self._fresh()
         self._keep_proofs()
@@ -532,10 +639,30 @@ class Fast(nn.Module):
         )
 
 
-OWN = {"device", "dtype", "tf32", "progress", "tune", "unchanged", "part", "training", "quantized", "proofs", "told", "precision"}
+OWN = {
+    "device",
+    "dtype",
+    "tf32",
+    "progress",
+    "tune",
+    "unchanged",
+    "parts",
+    "training",
+    "quantized",
+    "proofs",
+    "told",
+    "precision",
+    "static",
+}
 """Attributes of a fast network that are not its network's."""
 _PLAIN = type(None) | bool | int | float | str | torch.dtype | torch.device
 """Arguments that a plan may be made for, one for each value."""
+
+
+def _at_once(build: Any, *args: Any) -> Finish:
+    """Make a plan that nothing is left to do of."""
+    built = build(*args)
+    return lambda: built
 
 
 def _special(tensors: list[Tensor]) -> str:

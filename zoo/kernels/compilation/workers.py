@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol
 import torch
 
 from zoo.kernels.compilation.cache_notes import Compiled
-from zoo.kernels.measuring.stopwatch import phase
+from zoo.kernels.measuring.stopwatch import phase, still_wanted
 
 MOST = 16
 """Processes at a time; each takes about 0.4 GB."""
@@ -128,6 +128,7 @@ class Compilers:
         until, late = None if seconds is None else time.monotonic() + seconds, False
         try:
             while any(thread.is_alive() for thread in threads):
+                still_wanted()
                 if late := until is not None and time.monotonic() > until:
                     waiting.clear()
                     for process, thread in zip(processes, threads, strict=True):
@@ -137,7 +138,7 @@ class Compilers:
                 if progress is not None:
                     progress(len(done), len(tasks), tasks[done[-1] if done else 0].name)
                 next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
-        except BaseException:  # an interrupt: nobody begins another one
+        except BaseException:  # an interrupt, or a stop: nobody begins another one
             waiting.clear()
             self.close()
             raise

@@ -12,6 +12,8 @@ from zoo.kernels.differentiable.depthwise import depthwise_conv
 from zoo.kernels.differentiable.depthwise import refused as depthwise_conv_refused
 from zoo.kernels.differentiable.gates import refused as scale_channels_refused
 from zoo.kernels.differentiable.gates import scale_channels
+from zoo.kernels.differentiable.grouped import grouped_conv
+from zoo.kernels.differentiable.grouped import refused as grouped_conv_refused
 from zoo.kernels.differentiable.losses import cross_entropy
 from zoo.kernels.differentiable.nodes import kept_of, made_again
 from zoo.kernels.differentiable.norms import batch_norm_act, conv_stats, conv_stats_refused, norm_act_conv, norm_act_conv_refused
@@ -25,8 +27,9 @@ from zoo.kernels.differentiable.widening import refused as conv_norm_act_refused
 from zoo.kernels.ops._tuned import tuning
 
 __all__ = [
-    "avg_pool", "avg_pool_refused", "batch_norm_act", "batch_norm_act_refused", "conv_bias_act", "conv_bias_act_refused", "conv_norm_act",
-    "conv_norm_act_refused", "conv_stats", "conv_stats_refused", "cross_entropy", "dense_block", "dense_block_refused", "dense_layers",
-    "depthwise_conv", "depthwise_conv_refused", "kept_of", "made_again", "max_pool", "max_pool_refused", "norm_act_conv",
-    "norm_act_conv_refused", "scale_channels", "scale_channels_refused", "shortcut_conv", "stem_conv", "stem_conv_refused", "tuning",
+    "avg_pool", "avg_pool_refused", "batch_norm_act", "batch_norm_act_refused", "conv_bias_act", "conv_bias_act_refused",
+    "conv_norm_act", "conv_norm_act_refused", "conv_stats", "conv_stats_refused", "cross_entropy", "dense_block", "dense_block_refused",
+    "dense_layers", "depthwise_conv", "depthwise_conv_refused", "grouped_conv", "grouped_conv_refused", "kept_of", "made_again",
+    "max_pool", "max_pool_refused", "norm_act_conv", "norm_act_conv_refused", "scale_channels", "scale_channels_refused",
+    "shortcut_conv", "stem_conv", "stem_conv_refused", "tuning",
 ]  # fmt: skip

@@ -22,7 +22,7 @@ from zoo.kernels.engines.keep_nan import LARGEST
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.passes.apart import alike, apart
-from zoo.kernels.passes.graph import Graph
+from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.reports.built_plan import Built, Options, empty
@@ -71,7 +71,12 @@ def build_cpu(
         choices.save()
         known = choices.get(key)
     error, _ = chosen.errors[chosen.name]
-    row = Row("the whole network", chosen.name, shapes[0], note="; ".join(f"{name}: {reason}" for name, reason in chosen.refused.items()))
+    row = Row(
+        "the whole network",
+        chosen.name,
+        output_shape(graph),
+        note="; ".join(f"{name}: {reason}" for name, reason in chosen.refused.items()),
+    )
     if known is not None and known.op == chosen.name:
         row.us, row.replaced_us = known.us, known.aten_us or None
     parity = Parity(error, chosen.eager, example[0].shape[0] if example[0].dim() else 1, FLOAT32_FLOOR)
@@ -79,6 +84,11 @@ def build_cpu(
 
     itself = engines.Plain(model) if chosen.name not in (engines.EAGER, "channels_last") else None  # PyTorch keeps NaN
     return Built(runner(chosen.call, itself, model, graph, own, report), graph.spec, report)
+
+
+def output_shape(graph: Graph) -> tuple[int, ...]:
+    """Return the shape of the first tensor that a network gives, as a row of `why` shows it."""
+    return next((tuple(leaf.shape) for leaf in graph.outputs if isinstance(leaf, Node)), ())
 
 
 def runner(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +11,25 @@ from contextvars import ContextVar
 REST = "other"
 """What is in no phase."""
 
-_running: ContextVar[_Stopwatch | None] = ContextVar("zoo.kernels.measuring.stopwatch", default=None)
+_running: ContextVar[Stopwatch | None] = ContextVar("zoo.kernels.measuring.stopwatch", default=None)
 
 
-class _Stopwatch:
+class Stopped(BaseException):
+    """Nobody wants any more what is being made; no `Exception`, for whoever catches those goes on."""
+
+
+class Stopwatch:
+    """Seconds by phase, which other threads may read while it runs, and a way to stop what it measures."""
+
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.unwanted = threading.Event()
+        """Set by whoever no longer wants what is made: the next phase raises `Stopped`."""
         self._phase, self._since = REST, time.perf_counter()
+
+    def running(self) -> tuple[str, float]:
+        """Return the phase that runs now, and the seconds of all."""
+        return self._phase, sum(list(self.seconds.values())) + time.perf_counter() - self._since
 
     def turn(self, phase: str) -> str:
         """Count what has gone for the phase that ends, begin another, and return the one that ended."""
@@ -27,9 +40,9 @@ class _Stopwatch:
 
 
 @contextmanager
-def stopwatch() -> Iterator[dict[str, float]]:
+def stopwatch(watch: Stopwatch | None = None) -> Iterator[dict[str, float]]:
     """Measure the phases of this block, in this thread; the seconds of each are in what is yielded, behind the block."""
-    watch = _Stopwatch()
+    watch = Stopwatch() if watch is None else watch
     token = _running.set(watch)
     try:
         yield watch.seconds
@@ -47,9 +60,16 @@ def phase(name: str) -> Iterator[None]:
         return
     outer = watch.turn(name)
     try:
+        still_wanted()
         yield
     finally:
         watch.turn(outer)
+
+
+def still_wanted() -> None:
+    """Raise `Stopped` where what is being made is no longer wanted."""
+    if (watch := _running.get()) is not None and watch.unwanted.is_set():
+        raise Stopped
 
 
 def told(seconds: dict[str, float]) -> str:

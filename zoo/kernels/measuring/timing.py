@@ -6,7 +6,9 @@ import contextlib
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -29,6 +31,29 @@ LONG_US = 5_000.0
 
 LONG_REPLAYS = 2
 
+_by_turn: ContextVar[Callable[[Callable[[], Any]], Any] | None] = ContextVar("zoo.kernels.measuring.timing", default=None)
+
+
+@contextlib.contextmanager
+def measured_by(do: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+    """Let others do what is measured by graphs in this block, when it is their turn.
+
+    While anything is captured no thread may wait for the whole device, so that nothing can be captured beside calls of a user's.
+
+    Args:
+        do: does a call and returns its answer.
+    """
+    token = _by_turn.set(do)
+    try:
+        yield
+    finally:
+        _by_turn.reset(token)
+
+
+def is_measured_by_others() -> bool:
+    """Tell whether this is a thread for which others measure."""
+    return _by_turn.get() is not None
+
 
 def graph_time_us(call: Call, *, repeats: int | None = None, target_ms: float = 4.0) -> float:
     """Return the median GPU time of one `call` in microseconds, measured inside a CUDA graph of several of them.
@@ -47,6 +72,12 @@ def graph_time_us(call: Call, *, repeats: int | None = None, target_ms: float = 
     Raises:
         NotCapturable: the call can't be captured, with the cause.
     """
+    do = _by_turn.get()
+    return _apart(call, repeats, target_ms) if do is None else do(lambda: _apart(call, repeats, target_ms))
+
+
+def _apart(call: Call, repeats: int | None, target_ms: float) -> float:
+    """Measure on a stream of its own."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -38,11 +38,11 @@ def nearest(x, KIND: tl.constexpr, INTERPRETED: tl.constexpr = _INTERPRETED):
 
 
 @triton.jit
-def finish(acc, early, bias, residual, out, rm, rn, rows, cout, ldr, ldo, EARLY: tl.constexpr, ACT: tl.constexpr):
+def finish(acc, early, bias, residual, out, rm, rn, rows, end, ldr, ldo, EARLY: tl.constexpr, ACT: tl.constexpr):
     """Add bias and residual to a float32 tile, activate it, store it in the output's type."""
-    inside = (rm < rows)[:, None] & (rn < cout)[None, :]
+    inside = (rm < rows)[:, None] & (rn < end)[None, :]
     if bias is not None:
-        acc += tl.load(bias + rn, mask=rn < cout, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias + rn, mask=rn < end, other=0.0).to(tl.float32)[None, :]
     if residual is not None:
         if EARLY:
             acc += early.to(tl.float32)
@@ -53,7 +53,7 @@ def finish(acc, early, bias, residual, out, rm, rn, rows, cout, ldr, ldo, EARLY:
 
 
 UNSPECIALISED = [
-    "rows", "height", "width", "out_height", "out_width", "cin_units", "ldx_units", "cout_units", "ldr_units", "ldo_units"
+    "rows", "height", "width", "out_height", "out_width", "cin_units", "ldx_units", "end_units", "ldr_units", "ldo_units"
 ]  # fmt: skip
 
 
@@ -73,7 +73,8 @@ def conv_kernel(
     Sizes come in units of X_UNIT and OUT_UNIT elements, so that the compiler knows what divides them and loads 16 bytes at once.
     FOLD is the number of input channels where k runs over taps and channels as one, 0 where every tap has blocks of its own.
     BY_IMAGE says that no tile has pixels of two images, so that all its rows have one gate, a vector and no matrix.
-    DIAGONAL is 0, or the output channels of a block of a block-diagonal weight, whose blocks read `cin` channels each.
+    DIAGONAL is 0, or the output channels of a block of a block-diagonal weight, whose blocks read `cin` channels each. No tile has channels
+    of two blocks: the last tile of a block that BN doesn't divide is partly empty.
     FEW says that a tile has more rows than there are, of an image where it keeps to one: partial sums are of those that there are.
     """
     begin(OVERLAP)
@@ -85,6 +86,9 @@ def conv_kernel(
 
     pid = tl.program_id(0)
     n_tiles = tl.cdiv(cout, BN)
+    if DIAGONAL:
+        block_tiles: tl.constexpr = (DIAGONAL + BN - 1) // BN
+        n_tiles = (cout // DIAGONAL) * block_tiles
     m_tiles = tl.cdiv(rows, BM)
     high = rows
     if BY_IMAGE:
@@ -107,9 +111,14 @@ def conv_kernel(
         rm = its * pixels + (pid_m % image_tiles) * BM + tl.arange(0, BM)
         rows = (its + 1) * pixels
     rn = pid_n * BN + tl.arange(0, BN)
+    end = cout
+    if DIAGONAL:
+        block = pid_n // block_tiles
+        rn = block * DIAGONAL + (pid_n % block_tiles) * BN + tl.arange(0, BN)
+        end = (block + 1) * DIAGONAL
     rk = tl.arange(0, BK)
     safe_m = tl.minimum(rm, rows - 1)
-    safe_n = tl.minimum(rn, cout - 1)
+    safe_n = tl.minimum(rn, end - 1)
 
     h0 = safe_m
     w0 = safe_m
@@ -137,7 +146,7 @@ def conv_kernel(
                     taps |= inside.to(tl.int32) << r
 
     if DIAGONAL:
-        origin += ((pid_n * BN) // DIAGONAL) * cin
+        origin += block * cin
 
     k_total = KH * KW * cin
     if FOLD:
@@ -147,7 +156,7 @@ def conv_kernel(
     early = 0.0
     if EARLY:
         early = tl.load(
-            residual + (rm[:, None] * ldr + rn[None, :]), mask=(rm < rows)[:, None] & (rn < cout)[None, :], other=0.0
+            residual + (rm[:, None] * ldr + rn[None, :]), mask=(rm < rows)[:, None] & (rn < end)[None, :], other=0.0
         )  # fmt: skip
 
     if gate is not None:
@@ -238,7 +247,7 @@ def conv_kernel(
         acc = product(a, b, acc, PRECISION)
 
     if SPLIT == 1:
-        finish(acc, early, bias, residual, out, rm, rn, rows, cout, ldr, ldo, EARLY, ACT)
+        finish(acc, early, bias, residual, out, rm, rn, rows, end, ldr, ldo, EARLY, ACT)
     else:
         index = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
         tiles = tl.num_programs(0)
@@ -261,7 +270,7 @@ def conv_kernel(
                 total = tl.load(partials + (pid * size + index), cache_modifier=".cg")
                 for part in tl.static_range(1, SPLIT):
                     total += tl.load(partials + ((part * tiles + pid) * size + index), cache_modifier=".cg")
-            finish(total, early, bias, residual, out, rm, rn, rows, cout, ldr, ldo, EARLY, ACT)
+            finish(total, early, bias, residual, out, rm, rn, rows, end, ldr, ldo, EARLY, ACT)
             # Zero again for the next launch that borrows this workspace.
             tl.store(counters + pid, 0)
 

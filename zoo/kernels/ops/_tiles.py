@@ -71,7 +71,7 @@ def tiled(
         fold: whether k may run over taps and channels as one.
         residual: whether a residual is read.
         exact: whether products are float32's own, without tensor cores.
-        block: output channels of a block of a block-diagonal weight, no tile being wider; 0 for a dense one.
+        block: output channels of a block of a block-diagonal weight, no tile having more than one's; 0 for a dense one.
         pixels: of an image, where images have gates and tiles may keep to one; else 0.
     """
     tiles = TILES
@@ -81,8 +81,9 @@ def tiled(
         tiles = tuple((bm, bn, bk // 2, warps) for bm, bn, bk, warps in tiles if bm * bn <= 128 * 128)
     ranked: list[tuple[float, int, dict[str, Any]]] = []
     for bm, bn, widest, warps in tiles:
-        if block and bn > block:
+        if block and bn >= 2 * block:
             continue
+        wide = n // block * ceil(block / bn) * bn if block else n  # with what is empty in the last tile of each block
         if (bm > 64 and bm >= 2 * m) or (bn > 16 and bn >= 2 * max(n, 9)) or (bm < 64 and m > 64 and not exact):
             continue
         for bk in sorted({max(widest >> halvings, 16) for halvings in range(2 if exact else 4)}, reverse=True):
@@ -90,7 +91,7 @@ def tiled(
                 continue
             whole = ceil(taps * channels / bk) if fold else taps * ceil(channels / bk)
             filled = max(m // pixels, 1) * ceil(pixels / bm) * bm if pixels and by_image(pixels, bm) else m
-            grid = ceil(filled / bm) * ceil(n / bn)
+            grid = ceil(filled / bm) * ceil(wide / bn)
             for split in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
                 if split > 1 and (grid * split > 3 * SMS or whole < 2 * split or grid >= SMS):
                     continue
@@ -106,7 +107,7 @@ def tiled(
                             "kind": "tile", "BM": bm, "BN": bn, "BK": bk, "SPLIT": split, "warps": warps, "stages": stages,
                             "GROUP": 1 if m > n * taps else 16, "EARLY": early,
                         }  # fmt: skip
-                        ranked.append((spent(filled, n, channels, taps, item, config, fold, residual), len(ranked), config))
+                        ranked.append((spent(filled, wide, channels, taps, item, config, fold, residual), len(ranked), config))
     ranked.sort(key=lambda entry: entry[:2])
     chosen: list[dict[str, Any]] = []
     for alike in (1, 2):  # first one of a kind, so that a short search sees different ones, then their neighbours

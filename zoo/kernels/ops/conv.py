@@ -212,7 +212,8 @@ def launch(
 
     bm, bn, bk, split = config["BM"], config["BN"], config["BK"], config["SPLIT"]
     alone = gate is not None and by_image(ho * wo, bm)
-    tiles = (n * triton.cdiv(ho * wo, bm) if alone else triton.cdiv(rows, bm)) * triton.cdiv(k, bn)
+    columns = k // diagonal * triton.cdiv(diagonal, bn) if diagonal else triton.cdiv(k, bn)
+    tiles = (n * triton.cdiv(ho * wo, bm) if alone else triton.cdiv(rows, bm)) * columns
     span = ho * wo if alone else rows
     counters, partials = borrow(workspace, config, tiles, span, x)
     top, bottom, left, right = padding

@@ -1,8 +1,10 @@
-"""Grouped convolution (ResNeXt's 3x3): groups side by side as the blocks of a block-diagonal weight, each a dense tile.
+"""Grouped convolution (ResNeXt's and RegNet's 3x3): groups side by side as the blocks of a block-diagonal weight, each of dense tiles.
 
-A group of 4 to 64 channels is too narrow for tensor cores, so `PACK` puts as many groups as fit into a block of at least 16
-channels and writes zeros between them. The zeros cost arithmetic that the kernel has to spare: it waits for memory.
-Source: Xie et al., Aggregated Residual Transformations for Deep Neural Networks, 2017 (the layers; arXiv:1611.05431).
+A group of 2 to 8 channels is too narrow for tensor cores, so `PACK` puts as many groups as fit into a block of at least 16
+channels and writes zeros between them. The zeros cost arithmetic that the kernel has to spare: it waits for memory. A group whose
+width no tile has, as RegNet's of 24 or 56, is a block whose last tile is partly empty.
+Source: Xie et al., Aggregated Residual Transformations for Deep Neural Networks, 2017 (the layers; arXiv:1611.05431); Radosavovic
+et al., Designing Network Design Spaces, 2020 (the widths; arXiv:2003.13678).
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ from ._tiles import tiled
 
 Config = dict[str, Any]
 TOLERANCE = dense.TOLERANCE
-WIDEST = 64
-"""Input channels of a block at most; groups wider than this are better run one by one."""
+WIDEST = 264
+"""Channels of a group at most: RegNetY-128GF's."""
+NARROW = (2, 4)
+"""Channels of a group that are no multiple of 8, which is what a load of 16 bytes holds, and still pack to blocks of 16."""
 
 
 def reference(
@@ -83,6 +87,8 @@ def pack(weight: Tensor) -> Tensor:
     """
     k, each, kh, kw = weight.shape
     count = together(each)
+    if count == 1:
+        return weight.contiguous(memory_format=torch.channels_last)
     row = torch.arange(k, device=weight.device)
     packed = weight.new_zeros((k, count, each, kh, kw))
     packed[row, row // each % count] = weight
@@ -92,17 +98,25 @@ def pack(weight: Tensor) -> Tensor:
 PACK = {"weight": pack}
 
 
-@of(reference)
-def supports(x, weight, bias, residual, groups, stride, padding, dilation, act, **_) -> str:
-    """Return "" where the kernel takes these arguments (see `reference`), else the reason why not."""
-    n, c, _, _ = x.shape
-    k, each, kh, kw = weight.shape
+def narrow(x: Tensor, weight: Tensor, groups: int) -> str:
+    """Return "" where a convolution has groups of a width that blocks are made of, else the reason why not."""
+    c, (k, each) = x.shape[1], weight.shape[:2]
     if groups < 2 or c % groups or each != c // groups:
         return "no grouped convolution"
     if k != c:
         return f"{c} input and {k} output channels"
-    if each not in (2, 4, 8, 16, 32, WIDEST) or groups % together(each):
+    if (each % 8 and each not in NARROW) or each > WIDEST or groups % together(each):
         return f"{groups} groups of {each} channels"
+    return ""
+
+
+@of(reference)
+def supports(x, weight, bias, residual, groups, stride, padding, dilation, act, **_) -> str:
+    """Return "" where the kernel takes these arguments (see `reference`), else the reason why not."""
+    n = x.shape[0]
+    k, _, kh, kw = weight.shape
+    if reason := narrow(x, weight, groups):
+        return reason
     ho, wo = out_sizes(x, weight.shape[2:], stride, padding, dilation)
     reasons = (
         (x.dtype not in DTYPES or weight.dtype != x.dtype, f"types {x.dtype} and {weight.dtype}"),
@@ -174,6 +188,10 @@ CASES: list[Config] = [
     _case("sixteens_of_one_pixel", 2, 32, 2, (1, 1), act="none"),
     _case("thirty_twos", 1, 64, 2, (4, 4), act="hardswish"),
     _case("sixty_fours", 1, 128, 2, (3, 4), bias=False, act="silu"),
+    _case("twenty_fours", 1, 72, 3, (5, 4)),
+    _case("forties_stride2_residual", 1, 80, 2, (6, 5), stride=(2, 2), residual=True),
+    _case("fifty_sixes_of_one_pixel", 2, 112, 2, (1, 1), act="none"),
+    _case("one_hundred_and_twelves", 1, 224, 2, (3, 3), bias=False),
     _case("empty", 0, 32, 8, (4, 4)),
     _case("slice_in", 2, 32, 8, (4, 5), wide=(80, 16)),
     _case("twos", 1, 16, 8, (4, 5)),
@@ -182,14 +200,24 @@ CASES: list[Config] = [
 ]
 """Awkward shapes, small enough for the interpreter."""
 
+REGNETS = (
+    ("y_3_2gf", 24, (72, 216, 576, 1512)), ("y_8gf", 56, (224, 448, 896, 2016)), ("y_16gf", 112, (224, 448, 1232, 3024)),
+    ("x_3_2gf", 48, (96, 192, 432, 1008)),
+)  # fmt: skip
+"""Channels of a group and widths of the four stages: torchvision's RegNets."""
+
 LARGE_CASES: list[Config] = [
     _case(f"{name}_{c}_{size}_stride{stride}_b{n}", n, c, groups, (size, size), stride=(stride, stride))
     for n in (256, 1)
     for name, groups, first in (("32x4d", 32, 128), ("64x4d", 64, 256), ("32x8d", 32, 256))
     for factor, size, stride in ((1, 56, 1), (2, 56, 2), (2, 28, 1), (4, 14, 1), (8, 7, 1))
     for c in (first * factor,)
+] + [
+    _case(f"{name}_{c}_{size}_b64", 64, c, c // each, (size, size))
+    for name, each, widths in REGNETS
+    for c, size in zip(widths, (56, 28, 14, 7), strict=True)
 ]
-"""ResNeXt's layers at batch 256 and 1, for timing on a GPU."""
+"""ResNeXt's layers at batch 256 and 1, and RegNets' at 64, for timing on a GPU."""
 
 
 def make(case: Config, *how: Any) -> dict[str, Any]:

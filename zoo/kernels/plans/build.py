@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -18,7 +18,9 @@ from zoo.kernels.comparing.sample_images import natural_images, noise_like
 from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.measuring.fresh_thread import elsewhere
-from zoo.kernels.measuring.stopwatch import phase
+from zoo.kernels.measuring.stopwatch import phase, still_wanted
+from zoo.kernels.measuring.timing import is_measured_by_others
+from zoo.kernels.measuring.turns import measure
 from zoo.kernels.memory.workspaces import give_back
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.pipeline import understand
@@ -41,6 +43,8 @@ from zoo.kernels.tuning.tasks import Task
 
 _BUILDING = threading.RLock()
 """Flags of cuDNN, TF32 and the collector are the process's: two plans made at once would disturb, and time, each other."""
+SHARE = 0.1
+"""Seconds for which the measurements of a plan in the background are made at a time by a thread that waits for it."""
 CHECKED_IMAGES = 16
 """At least so many different images are compared before a plan is used: the error of one image's logits scatters."""
 
@@ -49,6 +53,30 @@ def build_gpu(
     network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, weights: Weights, choices: Choices
 ) -> Built:
     """Make a plan for arguments of these shapes on a GPU, check it, capture it.
+
+    Raises:
+        Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
+    """
+    return begin_gpu(network, args, kwargs, options, weights, choices, contest=True)()
+
+
+def begin_gpu(
+    network: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    weights: Weights,
+    choices: Choices,
+    *,
+    contest: bool = False,
+) -> Callable[[], Built]:
+    """Choose the kernels of a plan and compare it, and return what captures it, which takes a second or two.
+
+    What captures drops workspaces that other threads may be using, so it has to run in the thread that calls the network.
+
+    Args: as of `build_gpu`, and
+
+        contest: let PyTorch's compiler compete for the whole network.
 
     Raises:
         Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
@@ -66,7 +94,8 @@ def build_gpu(
         elsewhere() as do,
     ):
         if any(leaf.numel() == 0 for leaf in tensors):  # of which no pass makes anything
-            return empty(trace(network, typed[0], typed[1], options.device), options, network)
+            blank = empty(trace(network, typed[0], typed[1], options.device), options, network)
+            return lambda: blank
         with phase("tracing"):
             graph, places = understand(network, typed[0], typed[1], options.device, islands=True)
         setting = Setting(options.device, options.dtype, options.tf32)
@@ -81,14 +110,16 @@ def build_gpu(
         spec = graph.spec
         dtypes: list[torch.dtype | None] = [leaf.dtype if isinstance(leaf, Node) else None for leaf in graph.outputs]
         whole = Whole(network, typed, dtypes, batches, reference, options, choices, key(graph, setting))
-        with phase("PyTorch's compiler"):
-            known = remembered(whole)
-        if known is not None:
-            known[1].shapes = [tuple(t.shape) for t in tensors]
-            give_back(options.device)
-            return Built(known[0], spec, known[1])
+        if contest:
+            with phase("PyTorch's compiler"):
+                known = remembered(whole)
+            if known is not None:
+                known[1].shapes = [tuple(t.shape) for t in tensors]
+                give_back(options.device)
+                served = Built(known[0], spec, known[1])
+                return lambda: served
 
-        def planned(graph: Graph, places: dict[Node, Place], weights: Weights) -> tuple[Plan, PlanReport]:
+        def planned(graph: Graph, places: dict[Node, Place], weights: Weights) -> Callable[[], tuple[Plan, PlanReport]]:
             return _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
 
         def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
@@ -96,34 +127,43 @@ def build_gpu(
 
         if options.dtype == torch.float32:
             try:
-                plan, report = planned(graph, places, weights)
+                capture = planned(graph, places, weights)
             except Unlike:  # by chance the compiler's order of summation may be the worse one
                 graph, places = again(islands=False)
-                plan, report = planned(graph, places, weights)
+                capture = planned(graph, places, weights)
         else:
             with phase("rounding weights"):
                 means: Means = do(lambda: _means(network, graph, places, batches, setting)) if weights.means is None else weights.means
                 weights.means = means
                 balance(graph, means, setting, weights.rounded)
             try:
-                plan, report = planned(graph, places, weights)
+                capture = planned(graph, places, weights)
             except Unlike as first:  # by chance plain rounding may be the better one for this network
                 graph, places = again(islands=False)
                 balance(graph, {}, setting)
                 try:
-                    plan, report = planned(graph, places, Weights())
+                    capture = planned(graph, places, Weights())
                 except Unlike:
                     raise first from None
-        report.shapes = [tuple(t.shape) for t in tensors]
-        with phase("PyTorch's compiler"):
-            rival = contested(plan, report, whole)
-        if rival is None:
-            plan.release()
-        else:
-            plan.close()
-            weights.clear()
-        give_back(options.device)
-        return Built(plan if rival is None else rival, spec, report)
+
+    def finish() -> Built:
+        with _alone(), torch.cuda.device(options.device), _as_untraceable(network):
+            with phase("capturing"):
+                plan, report = capture()
+            report.shapes = [tuple(t.shape) for t in tensors]
+            rival = None
+            if contest:
+                with phase("PyTorch's compiler"):
+                    rival = contested(plan, report, whole)
+            if rival is None:
+                plan.release()
+            else:
+                plan.close()
+                weights.clear()
+            give_back(options.device)
+            return Built(plan if rival is None else rival, spec, report)
+
+    return finish
 
 
 def _planned(
@@ -136,8 +176,8 @@ def _planned(
     compilers: Compilers,
     batches: list[Any],
     reference: Reference,
-) -> tuple[Plan, PlanReport]:
-    """Choose the kernels of a graph, compare it with the network, and capture it."""
+) -> Callable[[], tuple[Plan, PlanReport]]:
+    """Choose the kernels of a graph, compare it with the network, and return what captures it."""
     with bar("choosing kernels", options.progress) as progress:
         decision = choose(graph, places, setting, options.tune, choices, compilers, progress)
         if options.tune != "none" or not weights.planned:  # of later shapes, guesses share most kernels with the first's
@@ -147,16 +187,23 @@ def _planned(
     weights.planned = True
     with phase("checking"):
         plan, parity, notes = checked(graph, places, decision, setting, weights, choices, batches, reference)
-    with phase("capturing"):
-        plan, parity = captured(plan, parity, decision, weights, batches, reference)
-    return plan, PlanReport([], rows(graph, decision, setting, notes), parity, [*untimed(graph), *([plan.note] if plan.note else [])])
+
+    def capture() -> tuple[Plan, PlanReport]:
+        served, found = captured(plan, parity, decision, weights, batches, reference)
+        said = [*untimed(graph), *([served.note] if served.note else [])]
+        return served, PlanReport([], rows(graph, decision, setting, notes), found, said)
+
+    return capture
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Make one plan at a time."""
+    """Make one plan at a time; a thread that calls networks does meanwhile what another's plan waits for."""
     with phase("waiting for another plan"):
-        _BUILDING.acquire()
+        while not _BUILDING.acquire(timeout=0.02):
+            still_wanted()
+            if not is_measured_by_others():
+                measure(SHARE)
     try:
         yield
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from zoo.kernels.ops._layout import reachable
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.plans.arena import Changed, Layout, Piece, Served, Watched, asked_at_once, layouts, segment
 from zoo.kernels.plans.program import Program
+from zoo.kernels.plans.replayed import Replayed
 
 PACKED_INSIDE = 8 << 20
 """Bytes of an input up to which packing it is part of the graph: at batch 1 one more launch by the CPU costs more than one more copy."""
@@ -54,16 +54,12 @@ def _ways(pieces: list[Piece], held: int) -> list[Way]:
     return [Way(None, 0), *(Way(each, 0) for each in found), *(Way(each, each.nbytes + each.beside) for each in found)]
 
 
-class Plan:
-    """What a fast network does for one input shape on a GPU.
-
-    Calls from several threads and streams are answered one after the other: they share the buffers.
-    """
+class Plan(Replayed):
+    """What a fast network does for one input shape on a GPU."""
 
     def __init__(self, program: Program) -> None:
+        super().__init__(program.setting.device)
         self.program, self.setting = program, program.setting
-        self._lock = threading.Lock()
-        self._stream: torch.cuda.Stream | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self.note = ""
         self._outputs: list[Any] = []
@@ -264,24 +260,22 @@ class Plan:
             if node in self.program.bound:
                 node.attrs = {name: value for name, value in node.attrs.items() if not isinstance(value, Tensor | dict)}
 
-    def __call__(self, tensors: list[Tensor]) -> list[Any]:
-        """Answer one call; the outputs are the caller's own."""
-        with self._lock, torch.cuda.device(self.setting.device):
-            stream = torch.cuda.current_stream(self.setting.device)
-            if self._stream is not None and self._stream != stream:
-                stream.wait_stream(self._stream)
-            if self._stream != stream:  # which may still run when the plan is dropped
-                for held in (self._memory, *self._raw, *(buffer for forms in self._buffers for buffer in forms)):
-                    if held is not None:
-                        held.record_stream(stream)
-            self._stream = stream
-            self.fill(tensors)
-            if self._graph is None:
-                with self.flags():
-                    self._outputs = self._run(self._buffers)
-            else:
-                self._graph.replay()
-            return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._outputs]
+    def _own_memory(self) -> Iterator[Tensor]:
+        for held in (self._memory, *self._raw, *(buffer for forms in self._buffers for buffer in forms)):
+            if held is not None:
+                yield held
+
+    def _constants(self) -> Iterator[Tensor]:
+        return self.program.constants()
+
+    def _replay(self, tensors: list[Tensor]) -> list[Any]:
+        self.fill(tensors)
+        if self._graph is None:
+            with self.flags():
+                self._outputs = self._run(self._buffers)
+        else:
+            self._graph.replay()
+        return self._outputs
 
 
 def pool_bytes(graph: torch.cuda.CUDAGraph | None) -> float:

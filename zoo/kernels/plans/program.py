@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -109,6 +109,13 @@ class Program:
         self.ends: list[list[Buffer]] = [[] for _ in range(len(self.steps) + 1)]
         for buffer, i in ends.items():
             self.ends[i].append(buffer)
+
+    def constants(self) -> Iterator[Tensor]:
+        """Return the tensors that outputs may show and no step writes: constants that were read, and those that are outputs."""
+        yield from self._constants.values()
+        for leaf in self.graph.outputs:
+            if isinstance(leaf, Node) and leaf.op == "const":
+                yield leaf.attrs["tensor"]
 
     def ours(self) -> dict[Node, tuple[bool, torch.dtype | None]]:
         """Return the steps with kernels of ours, and what they are compiled for: whether another of ours follows, and another dtype."""

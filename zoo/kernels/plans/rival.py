@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from types import FunctionType
 from typing import Any, cast
@@ -22,6 +21,7 @@ from zoo.kernels.comparing.precision import products
 from zoo.kernels.compilation.forking import compiling
 from zoo.kernels.measuring.timing import alternate, recording
 from zoo.kernels.memory.workspaces import clear_workspaces
+from zoo.kernels.plans.replayed import Replayed
 from zoo.kernels.tuning.steps import Setting
 
 WARMUPS = 3
@@ -32,7 +32,7 @@ FASTER = 0.98
 """Share of a plan's time below which the compiler's is served: two measurements of one thing differ by a hundredth or two."""
 
 
-class Compiled:
+class Compiled(Replayed):
     """One shape's calls by PyTorch's compiler: BatchNorms folded where torch.fx can, channels_last, in one CUDA graph.
 
     Args:
@@ -49,9 +49,8 @@ class Compiled:
     def __init__(
         self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], setting: Setting, dtypes: list[torch.dtype | None]
     ) -> None:
+        super().__init__(setting.device)
         self.setting = setting
-        self._lock = threading.Lock()
-        self._stream: torch.cuda.Stream | None = None
         leaves, inside = pytree.tree_flatten((args, kwargs))
         own = own_dtype(network)
         self._buffers = [_buffer(tensor, setting) for tensor in tensors_of((args, kwargs))]
@@ -97,20 +96,18 @@ class Compiled:
         torch.cuda.current_stream(device).wait_stream(stream)
         return graph, outputs
 
-    def __call__(self, tensors: list[Tensor]) -> list[Any]:
-        """Answer one call; the outputs are the caller's own."""
-        with self._lock, torch.cuda.device(self.setting.device):
-            stream = torch.cuda.current_stream(self.setting.device)
-            if self._stream is not None and self._stream != stream:
-                stream.wait_stream(self._stream)
-            if self._stream != stream:  # which may still run when this is dropped
-                for buffer in self._buffers:
-                    buffer.record_stream(stream)
-            self._stream = stream
-            for buffer, tensor in zip(self._buffers, tensors, strict=True):
-                buffer.copy_(tensor)
-            self._graph.replay()
-            return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.outputs]
+    def _own_memory(self) -> list[Tensor]:
+        return self._buffers
+
+    def _constants(self) -> Iterator[Tensor]:
+        yield from self._kept.parameters()
+        yield from self._kept.buffers()
+
+    def _replay(self, tensors: list[Tensor]) -> list[Any]:
+        for buffer, tensor in zip(self._buffers, tensors, strict=True):
+            buffer.copy_(tensor)
+        self._graph.replay()
+        return self.outputs
 
 
 def parity(rival: Compiled, batches: list[Any], reference: Reference, replays: int) -> Parity:

@@ -12,11 +12,11 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.copies import in_own_dtype, own_dtype
 from zoo.kernels.comparing.sample_images import natural_images
-from zoo.kernels.engines.build import OfTensors, apart_in, build_cpu, evaluating, key_of, runner
+from zoo.kernels.engines.build import OfTensors, apart_in, build_cpu, evaluating, key_of, output_shape, runner
 from zoo.kernels.engines.engine import Engine, Plain
 from zoo.kernels.engines.export import Form
 from zoo.kernels.engines.judge import error as relative_error
-from zoo.kernels.engines.race import Trial, fastest
+from zoo.kernels.engines.race import Trial, fastest, turn, undisturbed
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.quantizing.quantized import LEAST, SAME_ANSWERS, Quantized
@@ -78,13 +78,14 @@ def build_int8(
         if not trial.calls:
             return single("; ".join(f"{name}: {reason}" for name, reason in trial.refused.items()))
         seconds, winner = fastest(trial, example, BUDGET) if known is None else ({known.op: known.us / 1e6}, next(iter(trial.calls)))
+        itself = Plain(model)
+        replaced = known.aten_us if known is not None and known.aten_us else 1e6 * undisturbed(turn(itself, example))
     seconds.setdefault(winner, 0.0)
-    choices.put(key, Choice(winner, {}, 1e6 * seconds[winner], 0.0, len(seconds)))
+    choices.put(key, Choice(winner, {}, 1e6 * seconds[winner], replaced, len(seconds)))
     choices.save()
-    row = Row("the whole network", winner, shape, 1e6 * seconds[winner])
+    row = Row("the whole network", winner, output_shape(graph), 1e6 * seconds[winner], replaced)
     row.note = "; ".join(f"{name}: {reason}" for name, reason in trial.refused.items())
     report = PlanReport([shape], [row], None, quantized.certificate.lines())
-    itself = Plain(model)
     return Built(runner(trial.calls[winner], itself, model, graph, own, report), graph.spec, report)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from zoo.kernels.training import kernels
 from zoo.kernels.training.blocks import dense_blocks
 from zoo.kernels.training.calls import activation_of, arguments, convolution_of, norm_of, pair, plainly
-from zoo.kernels.training.convolutions import conv_bias_act, out_of, patches, pooled, stems
+from zoo.kernels.training.convolutions import conv_bias_act, grouped, out_of, patches, pooled, stems
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
@@ -192,7 +192,7 @@ def _chain(finder: Finder, op: str, run: Callable[..., Tensor], reads: tuple[int
 _RULES: dict[str, tuple[Callable[[Finder, int, Call], Found], ...]] = {
     "batch_norm": (_batch_norm,),
     "shared_batch_norm": (_batch_norm,),
-    "conv2d": (_depthwise, patches, conv_bias_act),
+    "conv2d": (_depthwise, grouped, patches, conv_bias_act),
     "max_pool2d": (_max_pool,),
     "boolean_dispatch.<locals>.fn": (_max_pool,),
     "avg_pool2d": (_avg_pool,),

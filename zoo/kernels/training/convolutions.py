@@ -37,6 +37,25 @@ def _run_patches(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype
     return kernels.patch_conv(x, weight, bias, dtype=dtype)
 
 
+def grouped(finder: Finder, index: int, call: Call) -> Placed | None:
+    """Return a convolution in groups, without a bias, as a chain."""
+    conv = convolution_of(finder.values, call)
+    if conv is None or conv.bias is not None or conv.groups == 1:
+        return None
+    x, out = finder.values[conv.x], finder.values[conv.makes]
+    window = {"groups": conv.groups, "stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}
+    if out.dtype not in kernels.HALF:  # TF32 or not is cuDNN's to say
+        return None
+    if kernels.grouped_conv_refuses(finder.device, kernels.stand_in(x.shape, out.dtype), finder.like(conv.weight), window):
+        return None
+    run, words = partial(_run_grouped, dtype=out.dtype, **window), f"grouped conv {out_of(finder, conv.weight)}"
+    return Chain(words, run, (conv.x, conv.weight), conv.makes, (call,)), (index,)
+
+
+def _run_grouped(x: Tensor, weight: Tensor, *, dtype: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    return kernels.grouped_conv(x.to(dtype), weight, stride, padding, dilation, groups=groups)  # what autocast does before one
+
+
 def conv_bias_act(finder: Finder, index: int, call: Call) -> Placed | None:
     """Return a convolution with bias, and the activation behind it if there is one, as one chain."""
     conv = convolution_of(finder.values, call)

@@ -152,6 +152,12 @@ def depthwise_conv(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilat
     return F.conv2d(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype), stride, padding, dilation, x.shape[1])
 
 
+@_or_ours
+def grouped_conv(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair, *, groups: int) -> Tensor:
+    """Convolve groups of channels each with their own kernels, which are rounded to the dtype of `x`."""
+    return F.conv2d(x, weight.to(x.dtype), None, stride, padding, dilation, groups)
+
+
 def patch_conv(x: Tensor, weight: Tensor, bias: Tensor | None, *, dtype: torch.dtype) -> Tensor:
     """Convolve windows that lie side by side: one product of their pixels, rows of a matrix, with the weights.
 
@@ -196,6 +202,7 @@ conv_stats_refuses = _refusing("conv_stats", "PyTorch's convolution is as good")
 norm_act_conv_refuses = _refusing("norm_act_conv", "PyTorch's functions are as good")
 depthwise_conv_refuses = _refusing("depthwise_conv")
 conv_bias_act_refuses = _refusing("conv_bias_act")
+grouped_conv_refuses = _refusing("grouped_conv", "PyTorch's convolution is as good")
 max_pool_refuses = _refusing("max_pool")
 avg_pool_refuses = _refusing("avg_pool")
 scale_channels_refuses = _refusing("scale_channels")

@@ -360,7 +360,7 @@ def fast_step(
             gradients and buffers the step then does itself, inside of the graph.
         loss: takes the model's outputs and the target, returns a scalar.
         optimizer: over the model's parameters. On a GPU SGD, Adam and AdamW become fused, and rates become tensors.
-        dtype: of autocast; "auto" is bfloat16 on GPUs that have it, float16 with a scaler, none on a CPU. None leaves it out.
+        dtype: of autocast; "auto" is bfloat16 on a GPU, float16 there with a scaler, none on a CPU. None leaves it out.
         scaler: a `torch.amp.GradScaler`, for float16.
         clip: the largest norm of the gradients.
         unchanged: why the calls shall run one by one, as PyTorch does them, on a GPU too; empty where they needn't.

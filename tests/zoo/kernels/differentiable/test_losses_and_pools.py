@@ -21,6 +21,7 @@ from zoo.kernels.differentiable import (
     batch_norm_act,
     cross_entropy,
     depthwise_conv,
+    grouped_conv,
     max_pool,
     scale_channels,
     shortcut_conv,
@@ -162,6 +163,7 @@ def test_shares_for_targets_are_left_to_torch(device: torch.device) -> None:
 
 OPS: dict[str, Callable[..., Tensor]] = {
     "depthwise_conv": lambda x, kernel, *_: depthwise_conv(x, kernel[:, None], 2, 1),
+    "grouped_conv": lambda x, kernel, *_: grouped_conv(x, kernel[:, None].expand(8, 4, 3, 3), 1, 1, groups=2),
     "scale_channels": lambda x, _, gate, *__: scale_channels(x, gate),
     "max_pool": lambda x, *_: max_pool(x, 3, 2, 1),
     "avg_pool": lambda x, *_: avg_pool(x, 2),

@@ -192,3 +192,47 @@ def test_proofs_beside_float32_are_dropped_with_other_weights(own_cache: Any) ->
     model.load_state_dict({name: -value for name, value in model.state_dict().items()})
     assert model.proofs == []
     assert model.told == ["other weights were loaded: computed in float32, until fast(plain(model), dtype='auto', calibration=...) again"]
+
+
+def test_a_report_does_not_prove_what_was_changed_in_place(int8: Fast) -> None:
+    images = shapes(2)
+    int8(images)
+    assert "int8 proven" in str(why(int8))
+    negate(int8)
+    said = str(why(int8))
+    assert "proven" not in said
+    assert "the weights were changed since they were compared: computed in float32" in said
+    with torch.no_grad():
+        torch.testing.assert_close(int8(images), plain(int8)(images), rtol=1e-4, atol=1e-5)
+
+
+def test_a_report_says_that_the_network_itself_answers_where_its_weights_were_changed() -> None:
+    single = Fast(Signed().eval(), CPU, torch.float32, "none", False, False)
+    single(shapes(1))
+    negate(single)
+    report = why(single)
+    assert report.plans == []
+    assert "weights of its network were changed since fast(): the network itself answers, until fast(plain(model)) again" in str(report)
+
+
+def test_a_row_shows_what_comes_out_and_what_it_replaced(int8: Fast) -> None:
+    int8(shapes(2))
+    (row,) = int8.report().rows
+    assert row.shape == (2, 5)
+    assert row.replaced_us is not None
+    assert row.replaced_us > 0
+
+
+@pytest.mark.parametrize(("same", "said"), [(32, "left on the table: int8 is"), (30, "keeps less on these images than the same top-1 of")])
+def test_int8_that_would_be_refused_is_not_recommended(int8: Fast, monkeypatch: pytest.MonkeyPatch, same: int, said: str) -> None:
+    from zoo.kernels.api import precisions
+
+    single = Fast(Signed().eval(), CPU, torch.float32, "none", False, False)
+    single(shapes(1))
+    made = replace(stub(), certificate=replace(stub().certificate, top1=same, unproven="made-up images"))
+    monkeypatch.setattr(precisions, "quantized", lambda *_: made)
+    monkeypatch.setattr(precisions, "_has_bfloat16", lambda: False)
+    monkeypatch.setattr(precisions, "_timed", lambda calls, _: {name: 1.0 if name == "int8" else 2.0 for name in calls})
+    found = str(why(single, precisions=True)).replace("\n", " ")
+    assert said in found
+    assert "int8 is 2.00 times as fast here" in found

@@ -1,0 +1,78 @@
+"""What answers the calls of one shape from memory of its own: one call after the other, each with outputs that are the caller's, or not."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Replayed(ABC):
+    """Answers calls from several threads and streams in turn, for they share its buffers.
+
+    Attributes:
+        static: hands out the memory that the next call writes its outputs into, instead of copies of it; only one thread may call then.
+    """
+
+    static = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
+        self._caller: int | None = None
+        self._lasting: list[bool] | None = None
+
+    @abstractmethod
+    def _replay(self, tensors: list[Tensor]) -> list[Any]:
+        """Compute the flat outputs, in memory that the next call writes again."""
+
+    @abstractmethod
+    def _own_memory(self) -> Iterable[Tensor]:
+        """Return what a call reads and writes, and must not go while a stream still runs it."""
+
+    @abstractmethod
+    def _constants(self) -> Iterable[Tensor]:
+        """Return what calls read and none writes, weights say: an output that shows one is always copied."""
+
+    def __call__(self, tensors: list[Tensor]) -> list[Any]:
+        """Answer one call.
+
+        Raises:
+            RuntimeError: it is `static`, and another thread has called it before.
+        """
+        with self._lock:
+            if torch.cuda.current_device() == self._device.index:
+                return self._answer(tensors)
+            with torch.cuda.device(self._device):
+                return self._answer(tensors)
+
+    def _answer(self, tensors: list[Tensor]) -> list[Any]:
+        stream = torch.cuda.current_stream(self._device)
+        if self._stream != stream:
+            if self._stream is not None:
+                stream.wait_stream(self._stream)
+            for held in self._own_memory():  # which may still run when this is dropped
+                held.record_stream(stream)
+            self._stream = stream
+        if not self.static:
+            return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._replay(tensors)]
+        caller = threading.get_ident()
+        if self._caller not in (None, caller):
+            raise RuntimeError(
+                "a fast network with static=True answers one thread: another's call would overwrite its answers; make one for each thread"
+            )
+        self._caller = caller
+        outputs = self._replay(tensors)
+        if self._lasting is None:
+            self._lasting = self._which_last(outputs)
+        return [leaf.clone() if lasts else leaf for leaf, lasts in zip(outputs, self._lasting, strict=True)]
+
+    def _which_last(self, outputs: list[Any]) -> list[bool]:
+        """Tell which outputs show what later calls read: who writes into these would change them."""
+        kept = {tensor.untyped_storage().data_ptr() for tensor in self._constants()}
+        return [isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() in kept for leaf in outputs]
