@@ -201,8 +201,8 @@ def test_comparing_leaves_the_network_alone() -> None:
 
 def test_a_map_of_a_network_without_its_head_is_averaged_as_our_pooling_does() -> None:
     maps = np.random.default_rng(0).normal(size=(2, 5, 3, 4))
-    for theirs in (maps, maps.reshape(2, -1)):
-        ((ours, wanted, said),) = as_comparable(maps.mean((2, 3)), theirs)
+    for given in (maps, maps.reshape(2, -1)):
+        ((ours, wanted, said),) = as_comparable(maps.mean((2, 3)), given)
         assert np.allclose(ours, wanted)
         assert "averaged over its pixels" in said
     ((ours, wanted, said),) = as_comparable(maps.max((2, 3)), maps)
