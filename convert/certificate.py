@@ -194,9 +194,20 @@ def _blind(ours: np.ndarray, theirs: np.ndarray) -> bool:
     return all(np.abs(a - b).max(initial=0) > LEAST_SPREAD * np.abs(b - b.mean(0, keepdims=True)).max(initial=0) for a, b, _ in pairs[:1])
 
 
+def averaged(ours: np.ndarray, theirs: np.ndarray) -> tuple[np.ndarray, str]:
+    """Average a map of theirs, of a network without its head, where ours returns the vector that its pooling makes of it; and say so."""
+    larger = ours.ndim == 2 and theirs.ndim > 1 and len(ours) == len(theirs) and ours.size > 0 and theirs.size > ours.size
+    if not larger or theirs.size % ours.size or (theirs.ndim == 4 and theirs.shape[1] != ours.shape[1]):
+        return theirs, ""
+    return theirs.reshape(*ours.shape, -1).mean(2), "their map averaged over its pixels, as our pooling does"
+
+
 def as_comparable(ours: np.ndarray, theirs: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, str]]:
     """Bring logits and probabilities together: a list of (ours, theirs, what was done), all of which have to agree."""
+    theirs, pooled = averaged(ours, theirs)
     ours = _probe.aligned(ours, theirs)
+    if pooled:
+        return [(ours, theirs, pooled)]
     if ours.shape != theirs.shape or _probe.probabilities(ours) == _probe.probabilities(theirs):
         return [(ours, theirs, "")]
     if _probe.probabilities(ours):  # theirs are logits, which our probabilities don't determine
@@ -253,7 +264,9 @@ def against_graph(
         ours = passed.results[number] if number < len(passed.results) else nothing
         chosen = last if end != last and _probe.probabilities(ours) else end
         said = f", logits in front of {last}" if chosen != last else said
-        layers.append(_error(chosen, OUTPUT, ours, theirs[chosen]))
+        wanted, pooled = averaged(ours, theirs[chosen])
+        said = f", {pooled}" if pooled else said
+        layers.append(_error(chosen, OUTPUT, ours, wanted))
     return _judged(
         "float64 execution",
         layers,

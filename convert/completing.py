@@ -8,7 +8,6 @@ import numpy as np
 
 from convert.adopted import Adopted
 from convert.core import Row, Shape
-from convert.graph import Graph
 from convert.network import Layer
 from convert.source import Stored, constant
 from convert.steps import Minus
@@ -21,28 +20,23 @@ BIASED = ("conv", "conv_from_linear", "transposed", "linear", "linear_from_conv"
 """Kinds of rows whose bias may have no place in ours."""
 
 
-def adds_nothing(bias: Stored) -> bool:
-    """Tell whether a bias is zeros, as formats have it in which every layer needs one."""
-    return len(bias.shape) == 1 and not bool(bias.array().any())
-
-
 def complete(
     adopted: Adopted,
     layers: Sequence[Layer],
     shapes: Mapping[str, Shape],
     rows: Sequence[Row],
     seen: Mapping[str, Stored],
-    graph: Graph | None = None,
+    ops: Mapping[str, str] | None = None,
 ) -> None:
     """Fill in what the file lacks, and fold the biases that have no place.
 
-    A BatchNorm of which the file has nothing at all is taken for folded only where the file's own `graph` has none there either.
+    A BatchNorm of which the file has nothing at all is taken for folded only where the file says what it computes: `ops` of its layers.
     """
     report, tensors = adopted.report, adopted.tensors
     norms = {layer.inputs[0]: layer for layer in layers if layer.kind == "norm" and len(layer.inputs) == 1 and layer.direct}
     fed = {name: sum(name in layer.inputs for layer in layers) for name in norms}
     absent = dict(report.missing)
-    ops = {node.name: node.op for node in graph.nodes} if graph is not None else dict[str, str]()
+    ops = ops or {}
     for row in rows:
         norm = norms.get(row.ours)
         bias = f"{row.theirs}.bias"
@@ -59,7 +53,7 @@ def complete(
             else:
                 continue
             report.unmatched.remove(bias)
-        elif row.kind in BIASED and bias in report.unmatched and adds_nothing(seen[bias]):
+        elif row.kind in BIASED and bias in report.unmatched and seen[bias].adds_nothing:
             report.unmatched.remove(bias)
             adopted.notes.append(f"{bias}: ours has no such bias, and the file's is zeros")
     for row in rows:

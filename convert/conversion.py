@@ -134,7 +134,7 @@ def _carried(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape
     own = {name.rpartition(".")[0]: known.rpartition(".")[0] for name, known in spelt.items()}
     pairs = {own.get(row.theirs, row.theirs): row.ours for row in rows if row not in report.unused}
     adopted = Adopted(naming, carried, pairs, report, {name: stored.shape for name, stored in seen.items()})
-    complete(adopted, layers, shapes, rows, seen, source.graph)
+    complete(adopted, layers, shapes, rows, seen, {} if source.graph is None else {node.name: node.op for node in source.graph.nodes})
     _reflatten(adopted, source, layers)
     return adopted
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 
-from convert.completing import adds_nothing
 from convert.core import Row, by_module
 from convert.network import Layer
 from convert.source import Source
@@ -130,7 +129,7 @@ class _Problem:
         held = {name: {leaf: _swapped(stored.shape, swapped) for leaf, stored in tensors.items()} for name, tensors in self.theirs.items()}
         self.rows: dict[tuple[str, str], Row] = {}
         self.domains: Domains = {}
-        silent = {name for name, tensors in self.theirs.items() if "bias" in tensors and adds_nothing(tensors["bias"])}
+        silent = {name for name, tensors in self.theirs.items() if "bias" in tensors and tensors["bias"].adds_nothing}
         for name, layer in self.layers.items():
             ours = self.leaves.get(name, {})
             found: set[str] = set()

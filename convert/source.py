@@ -92,6 +92,11 @@ class Stored:
             array = step.do(array)
         return array
 
+    @property
+    def adds_nothing(self) -> bool:
+        """Whether it is a vector of zeros, as formats have it in which every layer needs a bias."""
+        return len(self.shape) == 1 and not bool(self.array().any())
+
     def spread(self) -> np.ndarray:
         """Read it as `array` does, but for a last reshape that would copy: in C order it is the tensor, its shape may differ."""
         if self.steps and isinstance(last := self.steps[-1], FlattenOrder):

@@ -197,3 +197,14 @@ def test_comparing_leaves_the_network_alone() -> None:
     against_outputs(network, X, np.zeros((2, 5)))
     assert network.training
     assert all(torch.equal(before[name], tensor) and tensor.dtype == before[name].dtype for name, tensor in network.state_dict().items())
+
+
+def test_a_map_of_a_network_without_its_head_is_averaged_as_our_pooling_does() -> None:
+    maps = np.random.default_rng(0).normal(size=(2, 5, 3, 4))
+    for given in (maps, maps.reshape(2, -1)):
+        ((ours, wanted, said),) = as_comparable(maps.mean((2, 3)), given)
+        assert np.allclose(ours, wanted)
+        assert "averaged over its pixels" in said
+    ((ours, wanted, said),) = as_comparable(maps.max((2, 3)), maps)
+    assert not np.allclose(ours, wanted)
+    assert as_comparable(np.ones((2, 5)), np.ones((2, 7)))[0][2] == ""
