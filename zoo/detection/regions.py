@@ -60,7 +60,7 @@ class BoxPredictor(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (N, K) and codes (N, K, 4)."""
-        return self.cls_score(x), self.bbox_pred(x).unflatten(1, (-1, 4))
+        return self.cls_score(x), self.bbox_pred(x).unflatten(1, (self.bbox_pred.out_features // 4, 4))  # exports for no rows, too
 
 
 class Regions(nn.Module):
