@@ -64,7 +64,9 @@ def measured(way: str, name: str, batch: int) -> dict[str, Any]:
     found: dict[str, Any] = {"longest": timed()}
     found["first"] = time.monotonic() - begun
     if way == "background":
-        while not zoo.why(model).plans:
+        while not (said := zoo.why(model)).plans:
+            if said.unplanned or said.unchanged:
+                raise RuntimeError(str(said))
             found["longest"] = max(found["longest"], timed())
             time.sleep(0.02)
         run()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 Finish = Callable[[], "Built"]
 MOST = 8
-"""Shapes that wait for a plan; the one that was asked for first goes where there are more."""
+"""Shapes that wait for a plan, and plans that wait for a call; those that were asked for first go where there are more."""
+PAUSE = 2.0
+"""Seconds that the next plan waits for the call that puts the last one in: both need the GPU for themselves."""
 SHARE = 0.1
 """Seconds that a call measures for, behind its answer."""
 PATIENCE = 10.0
@@ -44,7 +47,7 @@ class Job:
         named: what the shape is called.
         watch: how long it has taken, and what runs.
         finish: captures the plan, in the thread that calls; None until there is one.
-        failure: why there is none; "" until that is known.
+        error: why there is none; None until that is known.
     """
 
     args: tuple[Any, ...]
@@ -52,7 +55,12 @@ class Job:
     named: str
     watch: Stopwatch = field(default_factory=Stopwatch)
     finish: Finish | None = None
-    failure: str = ""
+    error: Untraceable | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is a plan, or none will be."""
+        return self.finish is not None or self.error is not None
 
 
 class Background:
@@ -93,7 +101,7 @@ class Background:
     def made(self, key: Any) -> Job | None:
         """Return the job of a shape when it has ended, and forget it; None before."""
         job = self._jobs.get(key)
-        if job is None or not (job.finish or job.failure):
+        if job is None or not job.ended:
             return None
         with self._lock:
             return self._jobs.pop(key, None)
@@ -138,11 +146,22 @@ class Background:
             except Stopped:
                 pass
             except Untraceable as error:
-                job.failure = str(error)
-            except Exception as error:  # whatever a network, a compiler or a full GPU raises: the caller is told by the next call
-                job.failure = f"{type(error).__name__}: {first_line(error)}"
+                job.error = error
+            except BaseException as error:  # whatever a network, a compiler or a full GPU raises: the caller is told by the next call
+                job.error = Untraceable(f"{type(error).__name__}: {first_line(error)}", lasting=False)
+            self._drop_old()
+
+    def _drop_old(self) -> None:
+        """Forget the plans that no call came for."""
+        with self._lock:
+            ended = [key for key, job in self._jobs.items() if job.ended]
+            for key in ended[: max(0, len(ended) - MOST)]:
+                del self._jobs[key]
 
     def _next(self) -> Job | None:
+        until = time.monotonic() + PAUSE
+        while time.monotonic() < until and not self._stopped and any(job.finish for job in list(self._jobs.values())):
+            time.sleep(0.02)
         with self._lock:
             self._running = self._waiting.pop(0) if self._waiting else None
             if self._running is None:

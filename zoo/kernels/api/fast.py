@@ -91,12 +91,13 @@ def fast(
             a thread of its own: the network itself answers until a plan is made and compared, and the next call takes a second or two
             to put it in. PyTorch's compiler does not compete then, and `why` says how far it is. Calls are slower meanwhile: a GPU's
             kernels are timed behind their answers, a tenth of a second each time, and PyTorch's flags for cuDNN and TF32 are that
-            thread's, so set your own before.
+            thread's, so set your own before. Until the plan is there, threads that don't call the network may not wait for the whole
+            GPU, nor capture a graph of their own. For a detector it is "none".
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
             Of a detector, whose photographs all have other sizes, only an example's shapes are tuned by "quick": a list of photographs.
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
         static: on a GPU, answers are handed out where they are computed, and not copied: the next call overwrites them. Copy what you
-            keep. Only one thread may call then. On a CPU it changes nothing.
+            keep or save. Only one thread may call then. On a CPU, and for a detector, it changes nothing.
         progress: shows a bar while tuning, when stderr is a terminal.
         recompute: with `train`, whether a step keeps what BatchNorms read and makes their outputs again on the way back, and what 1x1
             convolutions widen, in less room and a tenth more time; None does the first where that frees a quarter of the maps, as in

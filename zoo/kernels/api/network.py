@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from operator import attrgetter, is_
@@ -22,7 +23,7 @@ from torch.utils import _pytree as pytree
 from zoo.kernels.errors import Untraceable, first_line
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
-    from zoo.kernels.api.background import Background, Finish
+    from zoo.kernels.api.background import Background, Finish, Job
     from zoo.kernels.quantizing.certificate import Certificate
     from zoo.kernels.quantizing.narrow import Narrow
     from zoo.kernels.quantizing.quantized import Quantized
@@ -174,6 +175,7 @@ class Fast(nn.Module):
         if (background := self.__dict__.get("_background")) is not None:
             background.stop()
         self._background: Background | None = None
+        self._caller: threading.Thread | None = None
         self._plain_copy: nn.Module | None = None
         self._fast_parts: list[Any] = []
         self._plain_dtype = self.dtype
@@ -201,6 +203,8 @@ class Fast(nn.Module):
         else:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if self.static:
+            self._one_thread()
         for tensor in tensors:
             if tensor.device != self.device:
                 raise ValueError(
@@ -251,6 +255,15 @@ class Fast(nn.Module):
             return self._by_itself(changed, args, kwargs)
         return outputs[0] if built.single else pytree.tree_unflatten(outputs, built.spec)
 
+    def _one_thread(self) -> None:
+        """Refuse a second thread where the next call overwrites the answers of the last."""
+        caller = threading.current_thread()
+        if self._caller not in (None, caller) and self.device.type == "cuda":
+            raise RuntimeError(
+                "a fast network with static=True answers one thread: another's call would overwrite its answers; make one for each thread"
+            )
+        self._caller = caller
+
     def _changed(self) -> str:
         """Say whether the network has other weights or layers than the plans were made of; "" if it hasn't.
 
@@ -265,6 +278,8 @@ class Fast(nn.Module):
                 self._touched = False
             else:
                 found = "parameters, buffers or layers of its network were replaced since fast()"
+        if found and self._background is not None:
+            self._background.stop()  # nobody will ask for the plan of other weights
         if found and not self._plans and not self._unplanned and self._plain_copy is None:  # nothing was made of the old ones
             self._fresh()
             return ""
@@ -296,20 +311,17 @@ class Fast(nn.Module):
             from zoo.kernels.measuring.stopwatch import Stopwatch, stopwatch
             from zoo.kernels.reports.report import named
 
-            finish: Finish | None = None
+            job: Job | None = None
             watch = Stopwatch()
             if self.tune == "background":
-                job = self._background.made(key) if self._background is not None and not self._captures() else None
+                job = self._behind(key)
                 if job is None:
                     return None
-                finish, watch = job.finish, job.watch
-                if finish is None:
-                    self._unplanned[key] = f"{job.named} runs unchanged: {job.failure}"
-                    raise Untraceable(job.failure)
+                watch = job.watch
             with self._without_modes():
                 try:
                     with stopwatch(watch) as seconds:
-                        built = (finish or self._begin(args, kwargs))()
+                        built = self._begin(args, kwargs)() if job is None else _finished(job)
                 except Untraceable as error:
                     if error.lasting or key in self._doubtful:
                         self._unplanned[key] = f"{named(args, kwargs)} runs unchanged: {error}"
@@ -328,22 +340,34 @@ class Fast(nn.Module):
                     self._settle()
                 while len(self._plans) > KEPT_PLANS:
                     self._plans.popitem(last=False)
-            if finish is not None and not (self._background and self._background.busy()):
-                self._plain_copy = None  # whoever runs it holds it
+            if job is not None and self.device.type == "cpu" and not (self._background and self._background.busy()):
+                self._plain_copy = None  # on a GPU another stream may still run it
             return built
+
+    def _behind(self, key: Any) -> Job | None:
+        """Return the plan of a shape that was made behind the calls, if this call may put it in now: else it would wait for another's."""
+        if self._background is None or self._captures():
+            return None
+        if self.device.type == "cuda":
+            from zoo.kernels.plans.build import is_building
+
+            if is_building():
+                return None
+        return self._background.made(key)
 
     def _captures(self) -> bool:
         """Tell whether the caller captures this call, so that nothing may be measured or captured for it."""
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    @contextmanager
-    def _without_modes(self) -> Iterator[None]:
-        """Work by PyTorch's own defaults, whatever the caller's are."""
-        with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.device.type, enabled=False), torch.device("cpu"):
-            yield
+    def _without_modes(self) -> AbstractContextManager[None]:
+        return _without_modes(self.device)
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, contest: bool = True) -> Finish:
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Finish:
         """Begin a plan, and return what ends it, in the thread that calls."""
+        return self._beginning(self)(args, kwargs)
+
+    def _beginning(self, options: Any, *, contest: bool = True) -> Callable[[Any, Any], Finish]:
+        """Return what begins a plan of arguments (args, kwargs), without holding this module."""
         from zoo.kernels.tuning.binding import Weights
         from zoo.kernels.tuning.choices import Choices
 
@@ -351,7 +375,7 @@ class Fast(nn.Module):
         if self.device.type == "cuda":
             from zoo.kernels.plans.build import begin_gpu
 
-            begin = partial(begin_gpu, contest=contest)
+            begin: Any = partial(begin_gpu, contest=contest)
         elif self.quantized is not None:
             from zoo.kernels.quantizing.plan import build_int8
 
@@ -366,8 +390,8 @@ class Fast(nn.Module):
             begin = partial(_at_once, build_cpu)
         self._weights = Weights() if self._weights is None else self._weights
         self._choices = Choices(self.device) if self._choices is None else self._choices
-        options: Any = self if self.tune != "background" else SimpleNamespace(**{**vars(self), "tune": "quick", "progress": False})
-        return begin(self.core, args, kwargs, options, self._weights, self._choices)
+        network, weights, choices = self.core, self._weights, self._choices
+        return lambda args, kwargs: begin(network, args, kwargs, options, weights, choices)
 
     def _plan_behind(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have a plan made for calls like one that was answered, where that is wanted and not known to fail."""
@@ -376,16 +400,26 @@ class Fast(nn.Module):
         if self._captures():
             return
         from zoo.kernels.api.background import SHARE, Background
+        from zoo.kernels.measuring.stopwatch import Stopped
         from zoo.kernels.measuring.turns import measure
         from zoo.kernels.reports.report import named
 
+        reference, device = weakref.ref(self), self.device
+        options = SimpleNamespace(device=device, dtype=self.dtype, tf32=self.tf32, tune="quick", progress=False)
+
         def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Finish:
-            with self._without_modes():
-                return self._begin(args, kwargs, contest=False)
+            fast = reference()
+            if fast is None:
+                raise Stopped
+            begin = fast._beginning(options, contest=False)
+            del fast  # when nobody has it any more, this is stopped
+            with _without_modes(device):
+                return begin(args, kwargs)
 
         with self._lock:
             if self._background is None:
-                self._background = Background(make, self.device)
+                self._background = Background(make, device)
+                weakref.finalize(self, self._background.stop)
             background = self._background
         background.ask(key, args, kwargs, named(args, kwargs))
         with self._without_modes():
@@ -394,7 +428,10 @@ class Fast(nn.Module):
     def _settle(self) -> None:
         """Wait for what still runs, on any stream, before the memory of a plan goes."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            from zoo.kernels.measuring.turns import nobody_measures
+
+            with nobody_measures():
+                torch.cuda.synchronize(self.device)
 
     def _run_unchanged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from zoo.kernels.comparing.copies import channels_last, on_device, own_dtype
@@ -433,7 +470,7 @@ class Fast(nn.Module):
         if example is not None:
             self._try_parts(whole, example if isinstance(example, tuple) else (example,))
         else:
-            sizes = getattr(self.core.transform, "min_size", (800,))
+            sizes = getattr(getattr(self.core, "transform", None), "min_size", (800,))
             size = sizes[0] if isinstance(sizes, tuple | list) else int(sizes)
             side = size if size < WHOLE else 32 * (size // 64)
             first, images = self._fast_parts[0], (natural_images((1, 3, side, side), self.device),)
@@ -602,10 +639,7 @@ class Fast(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave plans and copies out; they belong to this process and device."""
-        hidden = {"_background", "_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy", "_plain_dtype"}
-        hidden |= {"_doubtful", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_holders", "_held", "_tensors"}
-        hidden |= {"_version", "_fast_parts"}
-        return {name: value for name, value in self.__dict__.items() if name not in hidden}
+        return {name: value for name, value in self.__dict__.items() if name not in HIDDEN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back without plans."""
@@ -639,6 +673,11 @@ class Fast(nn.Module):
         )
 
 
+HIDDEN = {
+    "_background", "_caller", "_plans", "_unplanned", "_lock", "_order", "_weights", "_choices", "_plain_copy", "_plain_dtype", "_doubtful",
+    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_holders", "_held", "_tensors", "_version", "_fast_parts",
+}  # fmt: skip
+"""Attributes that a copy or a pickle makes anew."""
 OWN = {
     "device",
     "dtype",
@@ -657,6 +696,29 @@ OWN = {
 """Attributes of a fast network that are not its network's."""
 _PLAIN = type(None) | bool | int | float | str | torch.dtype | torch.device
 """Arguments that a plan may be made for, one for each value."""
+
+
+@contextmanager
+def _without_modes(device: torch.device) -> Iterator[None]:
+    """Work by PyTorch's own defaults, whatever the caller's are."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False), torch.device("cpu"):
+        yield
+
+
+def _finished(job: Job) -> Built:
+    """Put in a plan that was made behind the calls.
+
+    Raises:
+        Untraceable: there is none, or it could not be put in, for want of memory say.
+    """
+    if job.finish is None:
+        raise job.error or Untraceable("it was stopped")
+    try:
+        return job.finish()
+    except Untraceable:
+        raise
+    except Exception as error:
+        raise Untraceable(f"{type(error).__name__}: {first_line(error)}", lasting=False) from error
 
 
 def _at_once(build: Any, *args: Any) -> Finish:

@@ -53,7 +53,7 @@ def finish(acc, early, bias, residual, out, rm, rn, rows, end, ldr, ldo, EARLY: 
 
 
 UNSPECIALISED = [
-    "rows", "height", "width", "out_height", "out_width", "cin_units", "ldx_units", "end_units", "ldr_units", "ldo_units"
+    "rows", "height", "width", "out_height", "out_width", "cin_units", "ldx_units", "cout_units", "ldr_units", "ldo_units"
 ]  # fmt: skip
 
 

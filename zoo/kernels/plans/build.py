@@ -20,7 +20,7 @@ from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.measuring.fresh_thread import elsewhere
 from zoo.kernels.measuring.stopwatch import phase, still_wanted
 from zoo.kernels.measuring.timing import is_measured_by_others
-from zoo.kernels.measuring.turns import measure
+from zoo.kernels.measuring.turns import measure, nobody_measures
 from zoo.kernels.memory.workspaces import give_back
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.pipeline import understand
@@ -147,7 +147,7 @@ def begin_gpu(
                     raise first from None
 
     def finish() -> Built:
-        with _alone(), torch.cuda.device(options.device), _as_untraceable(network):
+        with _alone(), nobody_measures(), torch.cuda.device(options.device), _as_untraceable(network):
             with phase("capturing"):
                 plan, report = capture()
             report.shapes = [tuple(t.shape) for t in tensors]
@@ -194,6 +194,14 @@ def _planned(
         return served, PlanReport([], rows(graph, decision, setting, notes), found, said)
 
     return capture
+
+
+def is_building() -> bool:
+    """Tell whether another thread makes a plan."""
+    if _BUILDING.acquire(blocking=False):
+        _BUILDING.release()
+        return False
+    return True
 
 
 @contextmanager

@@ -102,6 +102,8 @@ class Compiled(Replayed):
     def _constants(self) -> Iterator[Tensor]:
         yield from self._kept.parameters()
         yield from self._kept.buffers()
+        for module in self._kept.modules():
+            yield from (value for value in vars(module).values() if isinstance(value, Tensor))
 
     def _replay(self, tensors: list[Tensor]) -> list[Any]:
         for buffer, tensor in zip(self._buffers, tensors, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import subprocess
 import sys
@@ -102,9 +103,14 @@ def test_a_plan_that_cannot_be_made_is_told_once_and_the_network_goes_on(gate: G
     with pytest.warns(UserWarning, match="RuntimeError: no room"):
         answer = model(x)
     torch.testing.assert_close(answer, own(x))
+    model(x)  # it is tried once more: memory may be free by now
+    model._background.join()
+    with pytest.warns(UserWarning, match="RuntimeError: no room"):
+        model(x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model(x)
+        model(x), model(x)
+    assert not model._background.busy()
     assert "no room" in str(why(model))
 
 
@@ -167,7 +173,7 @@ def test_only_the_latest_shapes_wait() -> None:
     assert seen[-1] == MOST + 3
     job = background.made(MOST + 3)
     assert job is not None
-    assert not job.failure
+    assert job.error is None
 
 
 def test_a_stopped_phase_raises_what_no_handler_of_errors_catches() -> None:
@@ -244,6 +250,19 @@ def test_static_answers_are_overwritten_and_keep_to_one_thread() -> None:
     other.start()
     other.join()
     assert "answers one thread" in str(refused[0])
+
+
+@pytest.mark.gpu
+def test_a_static_answer_may_be_given_back() -> None:
+    class Sums(nn.Module):
+        def forward(self, x: Tensor, state: Tensor) -> Tensor:
+            return torch.relu(x + 1) + state
+
+    model = fast(Sums(), "cuda", torch.float32, static=True, example=(torch.zeros(512, 512), torch.zeros(512, 512)), progress=False)
+    x, state = torch.ones(512, 512, device="cuda"), torch.zeros(512, 512, device="cuda")
+    for turn in range(1, 4):
+        state = model(x, state)
+        assert state.eq(2 * turn).all()
 
 
 @pytest.mark.gpu
@@ -334,6 +353,66 @@ def test_a_caller_may_wait_for_the_device_all_the_while() -> None:
         torch.cuda.empty_cache()
         own(x)
     assert float((answer - expected).norm() / expected.norm()) < 0.1
+
+
+def test_plans_that_no_call_comes_for_are_forgotten() -> None:
+    background = Background(lambda args, kwargs: lambda: None, CPU)  # pyright: ignore[reportArgumentType]
+    with patch("zoo.kernels.api.background.PAUSE", 0.0):
+        for number in range(MOST + 5):
+            background.ask(number, (number,), {}, str(number))
+            background.join()
+    assert len(background.told()) == MOST
+    assert background.made(0) is None
+
+
+def measure_until_stopped() -> None:
+    while True:
+        measure(0.1)
+
+
+def test_an_interrupted_measurement_is_made_by_the_next_call() -> None:
+    calls = list[int]()
+
+    def measured() -> float:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return 3.0
+
+    found = list[float]()
+
+    def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found.append(graph_time_us(measured))
+        return lambda: None
+
+    background = Background(make, CPU)
+    with patch.object(timing, "_apart", lambda call, repeats, target_ms: call()):
+        background.ask("a", (1,), {}, "a")
+        with pytest.raises(KeyboardInterrupt):
+            measure_until_stopped()
+        while background.made("a") is None:
+            measure(0.1)
+    assert found == [3.0]
+    background.join()
+
+
+def test_a_network_that_nobody_has_any_more_stops_its_plan(gate: Gate) -> None:
+    model, _, _ = begun(gate)
+    background = model._background
+    del model
+    gc.collect()
+    gate.open.set()
+    background.join()
+    assert background._stopped
+    assert not any(job.ended for job in background._jobs.values())
+
+
+def test_changed_weights_stop_the_plan(gate: Gate) -> None:
+    model, own, x = begun(gate)
+    with torch.no_grad():
+        own[0].weight.zero_()  # pyright: ignore[reportIndexIssue]
+    model(x)
+    assert model._background._stopped
 
 
 def test_a_thread_that_waits_to_make_a_plan_measures_for_the_one_that_makes_one() -> None:
