@@ -37,18 +37,16 @@ import time
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from weights.addresses import Address
 from weights.documents import json_file
 from weights.errors import CacheNotWritable, MalformedFile, NoSpace
 from weights.part import disk, fresh, newest, sweep
 from weights.places import cache_folder
+from weights.record import KEPT, Checkpoint
 from weights.whole import sync_folder, write_whole
 from weights.wording import clause
-
-if TYPE_CHECKING:
-    from weights.record import Checkpoint
 
 log = logging.getLogger("weights")
 PACKAGE = Path(__file__).parent
@@ -225,6 +223,7 @@ class Cache:
         by: str = "",
         bundle: Path | None = None,
         digest: str | None = None,
+        kept: bool = False,
     ) -> None:
         """Note what a source gave, so that it is found again and must give the same.
 
@@ -237,15 +236,18 @@ class Cache:
             by: who says that the source gave it, if it was not the source.
             bundle: the file that brought it.
             digest: of what the source served, by the algorithm of the one that is published.
+            kept: the file holds the very bytes that the source served, unread; see `Checkpoint.format`.
         """
         seen = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         more: dict[str, Any] = {"commit": commit, "seen": seen, "stamp": stamp, "source_size": source_size}
+        more |= {"kept": True} if kept else {}
         more |= ({"by": by} if by else {}) | ({"bundle": str(bundle)} if bundle else {}) | ({"digest": digest} if digest else {})
         self.write_json(self.root / "refs" / f"{key(source)}.json", _noted(installed) | more)
 
     def rename(self, installed: Installed, source: str) -> None:
         """Note another name of where a file came from, since the one that it was installed from is gone."""
-        self.record(source, replace(installed, source=source), None, None, installed.size_bytes)
+        kept = bool((self.ref(installed.source) or {}).get("kept"))
+        self.record(source, replace(installed, source=source), None, None, installed.size_bytes, kept=kept)
         self.forget((installed.source,))
 
     def forget(self, sources: Iterable[str]) -> None:
@@ -254,9 +256,10 @@ class Cache:
             with contextlib.suppress(OSError):
                 (self.root / "refs" / f"{key(source)}.json").unlink()
 
-    def derive(self, installed: Installed, version: str) -> None:
-        """Note which safetensors was made of a foreign file, and by which version of the converter."""
-        self.write_json(self.root / "derived" / f"{installed.source_sha256}.{version}.json", _noted(installed))
+    def derive(self, installed: Installed, version: str, kept: bool = False) -> None:
+        """Note which safetensors was made of a foreign file, and by which version of the converter; `kept` as of `record`."""
+        name = f"{installed.source_sha256}.{version}{'-kept' if kept and version != BUNDLE else ''}.json"
+        self.write_json(self.root / "derived" / name, _noted(installed) | ({"kept": True} if kept else {}))
 
     def publish(self, path: Path, sha256: str) -> Path:
         """Move a complete and verified file of `partial` to its name; it is on the disk before it has the name."""
@@ -424,8 +427,9 @@ def same_file(source: str, ref: dict[str, Any]) -> bool:
 
 
 def _agrees(ref: dict[str, Any], checkpoint: Checkpoint) -> bool:
-    """Whether a note may speak for the record: of the right file, and of that very file where nothing had to be made of it."""
-    return is_of(ref, checkpoint) and (checkpoint.format != "safetensors" or ref["sha256"] == ref["source_sha256"])
+    """Whether a note may speak for the record: of the right file, itself where nothing was to be made of it, kept or read alike."""
+    alike = bool(ref.get("kept")) == (checkpoint.format == KEPT)
+    return is_of(ref, checkpoint) and alike and (checkpoint.format != "safetensors" or ref["sha256"] == ref["source_sha256"])
 
 
 def is_of(ref: dict[str, Any], checkpoint: Checkpoint) -> bool:

@@ -14,7 +14,9 @@ from weights.documents import misread
 from weights.errors import BadRecord, InsecureSource
 from weights.places import SCHEMES, is_in_zip, wheel_parts, zip_parts
 
-FORMATS = ("safetensors", "pytorch", "keras", "file")
+KEPT = "file"
+"""The format of what is kept as it was served, and read when it is loaded."""
+FORMATS = ("safetensors", "pytorch", "keras", KEPT)
 BY_NETWORK = ("keras",)
 """Formats whose files become a network's tensors at installation, by our names: only the network tells what some of theirs mean."""
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")

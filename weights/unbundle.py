@@ -29,7 +29,7 @@ from weights.part import disk, require
 from weights.pinning import admit, check_fingerprint, frozen_by
 from weights.places import at_home
 from weights.reading import hashes, read_file
-from weights.record import Checkpoint, record
+from weights.record import KEPT, Checkpoint, record
 from weights.registry import located, user_folder
 
 IDENTITY = ("format", "names", "num_classes", "embedding", "preprocessing", "options")
@@ -342,12 +342,11 @@ def _commit(cache: Cache, plans: list[_Plan], bundle: Path) -> None:
                 path = cache.blob(plan.one.blob)
                 if plan.installed.path != path and plan.installed.path.exists():
                     cache.publish(plan.installed.path, plan.one.blob)
-                installed = replace(plan.installed, path=path)
+                installed, kept = replace(plan.installed, path=path), plan.row.format == KEPT
                 if plan.row.format != "safetensors":
-                    cache.derive(installed, BUNDLE)
-                cache.record(
-                    plan.row.sources[0], installed, plan.one.commit, None, plan.one.source_size_bytes, BUNDLE, bundle, plan.row.digest
-                )
+                    cache.derive(installed, BUNDLE, kept)
+                size, digest = plan.one.source_size_bytes, plan.row.digest
+                cache.record(plan.row.sources[0], installed, plan.one.commit, None, size, BUNDLE, bundle, digest, kept)
 
 
 @contextlib.contextmanager

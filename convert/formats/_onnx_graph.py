@@ -149,8 +149,13 @@ class Builder:
         return self._unique(name)
 
     def own(self, value: str, *, single: bool) -> bool:
-        """Tell whether a tensor is called as a state dict calls one that is its module's own: no weight or bias of channels."""
+        """Tell whether a tensor is called as a state dict calls one that is its module's own: no weight or bias of channels.
+
+        Other frameworks' names say no such thing: Core ML's layers have a "scale" too.
+        """
         root = self.constants.roots[value]
+        if not self.model.named:
+            return False
         return KEY.match(root) is not None and (single or root.rpartition(".")[2] not in ("weight", "bias"))
 
     def keep(self, module: str, leaf: str, value: str, kind: str = "", letters: str = "") -> str:

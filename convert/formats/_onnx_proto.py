@@ -66,6 +66,7 @@ class Model:
         inputs: name to shape, None where a dimension is free; initialisers that older files list as inputs are left out.
         size_bytes: of the file and of those beside it that it points to.
         channels_last: whether the network takes its images so, where the format says it.
+        named: tensors may be called as a state dict calls them; in some formats each layer's are called alike.
     """
 
     producer: str = ""
@@ -78,6 +79,7 @@ class Model:
     left_out: list[str] = field(default_factory=list[str])
     size_bytes: int = 0
     channels_last: bool = False
+    named: bool = True
     close: Callable[[], None] = lambda: None
 
 

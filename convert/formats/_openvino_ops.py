@@ -38,7 +38,7 @@ class Said(Transcript):
     """
 
     def __init__(self, held: memoryview) -> None:
-        super().__init__()
+        super().__init__(named=True)  # by PyTorch's names, where it was converted from there
         self.bytes = held
         self.chains: dict[str, int] = {}
         self.same: dict[str, str] = {}

@@ -37,8 +37,8 @@ class Transcript:
         weights: the shapes of constants, and of what transposes make of them.
     """
 
-    def __init__(self, *, channels_last: bool = False) -> None:
-        self.model = Model(opset=OPSET, channels_last=channels_last)
+    def __init__(self, *, channels_last: bool = False, named: bool = False) -> None:
+        self.model = Model(opset=OPSET, channels_last=channels_last, named=named)
         self.weights: dict[str, Shape] = {}
         self.origins: set[str] = set()
         self.count = 0

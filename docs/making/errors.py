@@ -113,6 +113,7 @@ CAUGHT = {
     "zoo.kernels.engines.engine.NotFinite": "the network itself answers",
     "zoo.kernels.engines.export.EngineError": "another engine runs, and `why` says so",
     "zoo.kernels.errors.Untraceable": "the network runs unchanged, and `why` says so",
+    "zoo.kernels.measuring.stopwatch.Stopped": "the plan that nobody wants any more is dropped",
     "zoo.kernels.measuring.timing.NotCapturable": "calls run one by one",
     "zoo.kernels.plans.arena.Changed": "the plan runs without its arena",
     "zoo.kernels.plans.program.StepFailed": "PyTorch computes the step",
