@@ -91,8 +91,8 @@ def fast(
             a thread of its own: the network itself answers until a plan is made and compared, and the next call takes a second or two
             to put it in. PyTorch's compiler does not compete then, and `why` says how far it is. Calls are slower meanwhile: a GPU's
             kernels are timed behind their answers, a tenth of a second each time, and PyTorch's flags for cuDNN and TF32 are that
-            thread's, so set your own before. Until the plan is there, threads that don't call the network may not wait for the whole
-            GPU, nor capture a graph of their own. For a detector it is "none".
+            thread's, so set your own before. Until the plan is there, capture no CUDA graph of your own, and let no thread that doesn't
+            call the network wait for the whole GPU. For a detector it is "none".
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
             Of a detector, whose photographs all have other sizes, only an example's shapes are tuned by "quick": a list of photographs.
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
