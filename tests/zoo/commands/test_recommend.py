@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -55,14 +56,21 @@ def test_the_table_the_reasons_and_the_line_to_use(command: list[str], tmp_path:
     assert "3 results of an earlier run reused: --restart computes anew" in again.out
 
 
-def test_json_has_all_of_it_and_a_budget_that_nobody_meets_is_exit_1(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_all_of_it_and_a_budget_that_nobody_meets_is_exit_1(
+    command: list[str], photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main([*command, "--json", "--quiet"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["best"], told["images"], told["classes"]) == ("ResNet20:cifar10", 20, {"across": 10, "upright": 10})
     assert told["ranking"][0]["ms"] == 8.0
     assert cli.main([*command, "--max-ms", "5", "--quiet"]) == 1
     assert "nearest comes ResNet20:cifar10 (8.0 ms, 5 allowed)" in capsys.readouterr().out
-    assert cli.main([*command, "--no-labels", "--quiet"]) == 0
+    assert cli.main([*command, "--no-labels", "--quiet"]) == 1
+    assert "20 images without labels say nothing, for neighbours are compared; give 21 at least" in capsys.readouterr().err
+    more = shutil.copytree(photos, tmp_path / "more")
+    with Image.open(more / "across" / "00.png") as image:
+        image.transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(more / "across" / "another.png")
+    assert cli.main([command[0], str(more), *command[2:], "--no-labels", "--quiet"]) == 0
     assert "which is weaker" in capsys.readouterr().out
 
 

@@ -28,11 +28,13 @@ DRIVER = Path(__file__).with_name("together.py")
 class Small(SSDlite320_MobileNet_V3_Large, fixed=(64, 64), params=SSDlite320_MobileNet_V3_Large.params): ...
 
 
+Small.catalogue.pop("Small")  # every test's process has read this file
+
+
 @pytest.fixture(autouse=True)
-def _no_entry() -> Any:
-    """Keep the class of this file out of the catalogue for others."""
-    yield
-    SSDlite320_MobileNet_V3_Large.catalogue.pop("Small", None)
+def _entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Know the class of this file as a user's is known where it is defined, and in no other file."""
+    monkeypatch.setitem(Small.catalogue, "Small", Small)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,6 @@ def test_a_run_that_is_killed_and_resumed_leaves_the_same_weights_and_is_a_sourc
         teach(Small, data / "annotations.json", tmp_path / "killed", done=kill, **how)
     with pytest.raises(FileExistsError, match="resume=True goes on with it"):
         teach(Small, data / "annotations.json", tmp_path / "killed", **how)
-    Small.catalogue["Small"] = Small  # as a class of the user's is known where it is defined
     found = teach(Small, out=tmp_path / "killed", resume=True)
     assert (found.steps, found.resumed) == (6, 2)
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]

@@ -174,7 +174,7 @@ def test_the_networks_own_errors_stay_its_own() -> None:
         ({"device": "tpu"}, "no device 'tpu'"),
         ({"device": "mps"}, "CUDA and CPU"),
         ({"device": "cpu", "dtype": torch.int16}, "bfloat16, torch.float16 or torch.float32"),
-        ({"device": "cpu", "tune": "fast"}, '"none", "quick" or "full"'),
+        ({"device": "cpu", "tune": "fast"}, '"none", "quick", "full" or "background"'),
         ({"device": torch.float32}, r"stands where the device does; use fast\(model, dtype=torch.float32\)"),
         ({"device": [1]}, r"no device \[1\]"),
         (
