@@ -159,7 +159,7 @@ class Background:
                 del self._jobs[key]
 
     def _next(self) -> Job | None:
-        until = time.monotonic() + PAUSE
+        until = time.monotonic() + (PAUSE if self._device.type == "cuda" else 0.0)
         while time.monotonic() < until and not self._stopped and any(job.finish for job in list(self._jobs.values())):
             time.sleep(0.02)
         with self._lock:
