@@ -142,7 +142,7 @@ class AllRegions(nn.Module):
         return found
 
     def settle(self, boxes: Tensor, scores: Tensor, image: Tensor, count: int, threshold: float, overlap: float) -> list[Target]:
-        """Choose what is told of each of `count` images among all regions, as the detector does; arguments are what `forward` returns."""
+        """Choose the regions of each of `count` images, as the detector does. Arguments are what `forward` returns."""
         heads = self.model.roi_heads
         wide = (boxes[..., 2:] - boxes[..., :2] >= heads.smallest).all(-1)
         region, kind = ((scores > threshold) & wide).nonzero(as_tuple=True)

@@ -31,8 +31,6 @@ MOST = 8
 """Shapes that wait for a plan, and plans that wait for a call; those that were asked for first go where there are more."""
 PAUSE = 2.0
 """Seconds that the next plan waits for the call that puts the last one in: both need the GPU for themselves."""
-SHARE = 0.1
-"""Seconds that a call measures for, behind its answer."""
 PATIENCE = 10.0
 """Seconds that the end of a process waits for a thread that makes a plan."""
 

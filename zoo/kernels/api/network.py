@@ -321,7 +321,7 @@ class Fast(nn.Module):
             with self._without_modes():
                 try:
                     with stopwatch(watch) as seconds:
-                        built = self._begin(args, kwargs)() if job is None else _finished(job)
+                        built = self._beginning(self)(args, kwargs)() if job is None else _finished(job)
                 except Untraceable as error:
                     if error.lasting or key in self._doubtful:
                         self._unplanned[key] = f"{named(args, kwargs)} runs unchanged: {error}"
@@ -362,12 +362,8 @@ class Fast(nn.Module):
     def _without_modes(self) -> AbstractContextManager[None]:
         return _without_modes(self.device)
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Finish:
-        """Begin a plan, and return what ends it, in the thread that calls."""
-        return self._beginning(self)(args, kwargs)
-
     def _beginning(self, options: Any, *, contest: bool = True) -> Callable[[Any, Any], Finish]:
-        """Return what begins a plan of arguments (args, kwargs), without holding this module."""
+        """Return what begins a plan of arguments (args, kwargs); only `options` holds this module. What that returns ends the plan."""
         from zoo.kernels.tuning.binding import Weights
         from zoo.kernels.tuning.choices import Choices
 
@@ -399,7 +395,7 @@ class Fast(nn.Module):
             return
         if self._captures():
             return
-        from zoo.kernels.api.background import SHARE, Background
+        from zoo.kernels.api.background import Background
         from zoo.kernels.measuring.stopwatch import Stopped
         from zoo.kernels.measuring.turns import measure
         from zoo.kernels.reports.report import named
@@ -423,7 +419,7 @@ class Fast(nn.Module):
             background = self._background
         background.ask(key, args, kwargs, named(args, kwargs))
         with self._without_modes():
-            measure(SHARE)
+            measure()
 
     def _settle(self) -> None:
         """Wait for what still runs, on any stream, before the memory of a plan goes."""
@@ -717,7 +713,7 @@ def _finished(job: Job) -> Built:
         return job.finish()
     except Untraceable:
         raise
-    except Exception as error:
+    except Exception as error:  # a full GPU, say: the network can still answer, and the plan is tried once more
         raise Untraceable(f"{type(error).__name__}: {first_line(error)}", lasting=False) from error
 
 

@@ -15,7 +15,7 @@ _running: ContextVar[Stopwatch | None] = ContextVar("zoo.kernels.measuring.stopw
 
 
 class Stopped(BaseException):
-    """Nobody wants any more what is being made; no `Exception`, for whoever catches those goes on."""
+    """What is being made is no longer wanted. It is no `Exception`, for handlers of those would go on."""
 
 
 class Stopwatch:
@@ -24,7 +24,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.unwanted = threading.Event()
-        """Set by whoever no longer wants what is made: the next phase raises `Stopped`."""
+        """Set when what is made is no longer wanted: the next phase raises `Stopped`."""
         self._phase, self._since = REST, time.perf_counter()
 
     def running(self) -> tuple[str, float]:

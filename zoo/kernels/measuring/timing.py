@@ -36,7 +36,7 @@ _by_turn: ContextVar[Callable[[Callable[[], Any]], Any] | None] = ContextVar("zo
 
 @contextlib.contextmanager
 def measured_by(do: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """Let others do what is measured by graphs in this block, when it is their turn.
+    """Let other threads make the measurements of this block that capture graphs.
 
     While anything is captured no thread may wait for the whole device, so that nothing can be captured beside calls of a user's.
 

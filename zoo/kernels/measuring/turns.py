@@ -13,12 +13,14 @@ import torch
 
 from zoo.kernels.measuring.stopwatch import Stopped, still_wanted
 
+SHARE = 0.1
+"""Seconds that a thread measures for others at a time."""
 NEXT = 0.005
-"""Seconds that whoever measures waits for the next thing to measure."""
+"""Seconds that it waits for the next thing to measure."""
 
 
 class _Turn:
-    """A call that waits to be made, on a device; whoever makes it leaves the answer or the error here."""
+    """A call that waits to be made, on a device. The answer or the error is left here."""
 
     def __init__(self, call: Callable[[], Any], device: int | None) -> None:
         self._call, self._device = call, device
@@ -55,7 +57,7 @@ class _Turn:
                 self._answer = self._call()
         except Exception as error:  # the thread that waits for it knows what to make of it
             self._error = error
-        except BaseException:  # an interrupt of whoever makes it: another one will
+        except BaseException:  # an interrupt: another thread will make it
             with self._lock:
                 self._running = False
             raise
@@ -87,7 +89,7 @@ def wait_for(call: Callable[[], Any]) -> Any:
     return turn.result()
 
 
-def measure(seconds: float) -> None:
+def measure(seconds: float = SHARE) -> None:
     """Make the calls that other threads wait for, for about so many seconds; nothing where another thread does.
 
     A thread does this that nothing captures in and that may wait: one that calls networks.

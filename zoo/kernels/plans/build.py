@@ -43,21 +43,8 @@ from zoo.kernels.tuning.tasks import Task
 
 _BUILDING = threading.RLock()
 """Flags of cuDNN, TF32 and the collector are the process's: two plans made at once would disturb, and time, each other."""
-SHARE = 0.1
-"""Seconds for which the measurements of a plan in the background are made at a time by a thread that waits for it."""
 CHECKED_IMAGES = 16
 """At least so many different images are compared before a plan is used: the error of one image's logits scatters."""
-
-
-def build_gpu(
-    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, weights: Weights, choices: Choices
-) -> Built:
-    """Make a plan for arguments of these shapes on a GPU, check it, capture it.
-
-    Raises:
-        Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
-    """
-    return begin_gpu(network, args, kwargs, options, weights, choices, contest=True)()
 
 
 def begin_gpu(
@@ -68,14 +55,19 @@ def begin_gpu(
     weights: Weights,
     choices: Choices,
     *,
-    contest: bool = False,
+    contest: bool = True,
 ) -> Callable[[], Built]:
-    """Choose the kernels of a plan and compare it, and return what captures it, which takes a second or two.
+    """Choose the kernels of a plan for arguments of these shapes, compare it, and return what captures it, which takes a second or two.
 
     What captures drops workspaces that other threads may be using, so it has to run in the thread that calls the network.
 
-    Args: as of `build_gpu`, and
-
+    Args:
+        network: any module.
+        args: positional arguments; of tensors only shape and dtype matter.
+        kwargs: keyword arguments, likewise.
+        options: device, dtype and how much is tuned.
+        weights: where packed weights are kept.
+        choices: what was found before.
         contest: let PyTorch's compiler compete for the whole network.
 
     Raises:
@@ -211,7 +203,7 @@ def _alone() -> Iterator[None]:
         while not _BUILDING.acquire(timeout=0.02):
             still_wanted()
             if not is_measured_by_others():
-                measure(SHARE)
+                measure()
     try:
         yield
     finally:

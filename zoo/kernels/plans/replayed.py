@@ -57,7 +57,7 @@ class Replayed(ABC):
             self._stream = stream
         if not self.static:
             return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._replay(tensors)]
-        # What it answered lies where inputs may come to lie: whoever gives an answer back means its numbers.
+        # An answer may lie where inputs are written: one that is given back is copied first.
         tensors = [tensor.clone() if tensor.untyped_storage().data_ptr() in self._shown else tensor for tensor in tensors]
         outputs = self._replay(tensors)
         if self._lasting is None:

@@ -115,7 +115,7 @@ def test_a_plan_is_compared_with_what_was_computed_elsewhere(monkeypatch: pytest
     monkeypatch.setattr(build, "_means", means)
     options = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16, tune="quick", tf32=False, progress=False)
     with pytest.raises(Untraceable, match="far enough"):
-        build.build_gpu(nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),), {}, options, build.Weights(), cast(Any, None))
+        build.begin_gpu(nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),), {}, options, build.Weights(), cast(Any, None))
     assert len({here, threads["reference"]}) == 2
     assert threads["means"] == threads["reference"]
 

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 class Signed(nn.Module):
-    """Two convolutions and a classifier, whose settings say what is computed."""
+    """Two convolutions and a classifier. Its settings change what it computes."""
 
     def __init__(self) -> None:
         super().__init__()
