@@ -41,6 +41,7 @@ class AllBoxes(nn.Module):
                 f"a {type(model).__name__} has no fixed number of boxes: AllRegions is for R-CNNs, and AllBoxes for RetinaNet, FCOS and SSD"
             )
         self.model: Any = model
+        self._levels: dict[int, list[int]] = {}
         self.eval()
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,6 +62,8 @@ class AllBoxes(nn.Module):
             boxes, scores = decode(codes, model.anchor_generator(size, maps[0]), WEIGHTED), logits.softmax(2)[..., 1:]
         else:
             logits, codes, central = model.outputs(maps)
+            rows = [int(level.shape[1]) for level in logits]
+            self._levels[sum(rows)] = rows
             start = torch.cat(model.anchor_generator(size, maps[0]))
             scores = model.scores(torch.cat(logits, 1), torch.cat(central, 1) if central else None)
             boxes = model.boxes(torch.cat(codes, 1), start)
@@ -73,12 +76,32 @@ class AllBoxes(nn.Module):
 
         Returns:
             For each image "boxes", "scores" and "labels", the best first; none where there is nothing.
+
+        Raises:
+            ValueError: they are of images of another size than `forward` has seen, as tracing shows it one.
         """
-        image, at, kind = (scores > threshold).nonzero(as_tuple=True)
+        image, at, kind = (self._considered(scores) & (scores > threshold)).nonzero(as_tuple=True)
         where, score = boxes[image, at], scores[image, at, kind]
         labels = kind + (1 if isinstance(self.model, SSD) else 0)
         kept = suppress(where, score, labels, image, len(boxes), overlap, self.model.most)
         return [{"boxes": where[some], "scores": score[some], "labels": labels[some]} for some in kept]
+
+    def _considered(self, scores: Tensor) -> Tensor:
+        """Tell which scores (B, N, K) are among the best that a detector looks at: of each class with SSD, else of each level."""
+        most = self.model.candidates
+        best = torch.zeros_like(scores, dtype=torch.bool)
+        if isinstance(self.model, SSD):
+            return best.scatter_(1, scores.topk(min(most, scores.shape[1]), 1).indices, True)
+        rows = self._levels.get(scores.shape[1])
+        if rows is None:
+            seen = ", ".join(map(str, self._levels)) or "none"
+            raise ValueError(
+                f"{scores.shape[1]} boxes an image belong to images of a size that this has not computed ({seen}); "
+                "call it once on images of that size, zeros will do, so that it knows where each level of the pyramid begins"
+            )
+        of_levels = zip(best.split(rows, 1), scores.split(rows, 1), strict=True)
+        chosen = [b.flatten(1).scatter(1, s.flatten(1).topk(min(most, s[0].numel()), 1).indices, True).view(s.shape) for b, s in of_levels]
+        return torch.cat(chosen, 1)
 
 
 class AllRegions(nn.Module):

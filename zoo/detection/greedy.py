@@ -10,6 +10,8 @@ from torchvision.ops import nms
 
 MOST_PAIRS = 1 << 24
 """Pairs of boxes that are compared at once: 64 MiB a number."""
+AT_ONCE = 64
+"""Stretches of so many pairs, 16 MiB each, that are settled together: how often that waits for the device hangs on the boxes alone."""
 Overlap = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -62,14 +64,13 @@ def suppress(boxes: Tensor, scores: Tensor, groups: Tensor, limit: float, measur
     if boxes.device.type == "cpu" and measure is overlap:
         chosen = order[_stay_on_a_cpu(boxes[order], sizes.tolist(), limit)].sort().values
         return chosen[torch.sort(scores[chosen], descending=True, stable=True).indices]
-    stays = torch.ones(len(order), dtype=torch.bool, device=boxes.device)
-    start = 0
-    for count, size in _stretches(sizes.tolist()):  # one synchronisation for all
-        stop = start + sum(size)
-        if count > 1 or max(size, default=0) > 1:
-            stays[start:stop] = _stay(boxes[order[start:stop]], size, limit, measure)
-        start = stop
-    chosen = order[stays]
+    stretches, ordered = _stretches(sizes.tolist()), boxes[order]  # one synchronisation for all
+    of_each = list(ordered.split([sum(stretch) for stretch in stretches]))
+    parts: list[Tensor] = []
+    for first in range(0, len(stretches), AT_ONCE):
+        some = slice(first, first + AT_ONCE)
+        parts += _stay(of_each[some], stretches[some], limit, measure)
+    chosen = order[torch.cat(parts)] if parts else order
     chosen = chosen[torch.sort(chosen).indices]
     return chosen[torch.sort(scores[chosen], descending=True, stable=True).indices]
 
@@ -85,37 +86,50 @@ def _stay_on_a_cpu(boxes: Tensor, sizes: list[int], limit: float) -> Tensor:
     return stays
 
 
-def _stretches(sizes: list[int]) -> list[tuple[int, list[int]]]:
+def _stretches(sizes: list[int]) -> list[list[int]]:
     """Divide groups into stretches whose pairs are compared at once."""
-    found: list[tuple[int, list[int]]] = []
+    found: list[list[int]] = []
     for size in sizes:
-        if found:
-            count, together = found[-1]
-            if (count + 1) * max(*together, size) ** 2 <= MOST_PAIRS:
-                together.append(size)
-                found[-1] = count + 1, together
-                continue
-        found.append((1, [size]))
+        if found and (len(found[-1]) + 1) * max(*found[-1], size) ** 2 <= MOST_PAIRS:
+            found[-1].append(size)
+        else:
+            found.append([size])
     return found
 
 
-def _stay(boxes: Tensor, sizes: list[int], limit: float, measure: Overlap) -> Tensor:
-    """Tell for boxes of several groups, one group behind the other and by falling score, which stay."""
-    widest = max(sizes)
-    if widest**2 > MOST_PAIRS:
-        return _one_by_one(boxes, limit, measure)
-    device = boxes.device
-    there = torch.arange(widest, device=device) < torch.tensor(sizes, device=device)[:, None]
+def _stay(boxes: list[Tensor], sizes: list[list[int]], limit: float, measure: Overlap) -> list[Tensor]:
+    """Tell for the boxes of each stretch, one group behind the other and by falling score, which stay."""
+    stays: list[Tensor] = []
+    open_ones: dict[int, tuple[Tensor, Tensor]] = {}  # of a stretch: which places of its groups are taken, and which box beats which
+    for index, (where, groups) in enumerate(zip(boxes, sizes, strict=True)):
+        if max(groups) == 1:
+            stays.append(torch.ones(len(where), dtype=torch.bool, device=where.device))
+        elif max(groups) ** 2 > MOST_PAIRS:
+            stays.append(_one_by_one(where, limit, measure))
+        else:
+            there, beats = _beats(where, groups, limit, measure)
+            open_ones[index] = there, beats
+            stays.append(there)
+    settled = not open_ones
+    while not settled:  # the greedy choice is the only one that reproduces itself, and each round settles at least the next box of a group
+        changed: list[Tensor] = []
+        for index, (there, beats) in open_ones.items():
+            now = there & ~(beats & stays[index][:, :, None]).any(1)
+            changed.append((now != stays[index]).any())
+            stays[index] = now
+        settled = not bool(torch.stack(changed).any())  # one synchronisation a round, of all stretches
+    return [each[open_ones[index][0]] if index in open_ones else each for index, each in enumerate(stays)]
+
+
+def _beats(boxes: Tensor, sizes: list[int], limit: float, measure: Overlap) -> tuple[Tensor, Tensor]:
+    """Lay groups beside each other, and tell which places (G, W) hold a box, and which box of a group (G, W, W) would make which one go."""
+    widest, device = max(sizes), boxes.device
+    there = torch.arange(widest, device=device) < torch.tensor(sizes).to(device, non_blocking=True)[:, None]
     padded = boxes.new_zeros((len(sizes), widest, 4))
     padded[there] = boxes
     beats = measure(padded[:, :, None], padded[:, None]) > limit
     beats &= there[:, :, None] & there[:, None] & torch.ones(widest, widest, dtype=torch.bool, device=device).triu(1)
-    stays = there
-    while True:  # the greedy choice is the only one that reproduces itself, and each round settles at least the next box of a group
-        now = there & ~(beats & stays[:, :, None]).any(1)
-        if torch.equal(now, stays):
-            return stays[there]
-        stays = now
+    return there, beats
 
 
 def _one_by_one(boxes: Tensor, limit: float, measure: Overlap) -> Tensor:

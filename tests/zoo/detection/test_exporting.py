@@ -53,6 +53,26 @@ def test_all_boxes_settled_are_the_detectors_own(name: str) -> None:
     torch.testing.assert_close(found["boxes"], expected["boxes"])
 
 
+def test_no_more_candidates_are_settled_than_the_detector_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn"):
+        model: Any = pair(name, 4)[1]
+        monkeypatch.setattr(model, "candidates", 20)
+        whole, images = AllBoxes(model), torch.rand(2, 3, 160, 160)
+        with torch.no_grad():
+            batch, _ = model.transform(list(images))
+            found = whole.settle(*whole(batch.images), threshold=0.01, overlap=0.5)
+            expected = model.run(batch, None, 0.01, 0.5)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one["scores"], other["scores"])
+            torch.testing.assert_close(one["boxes"], other["boxes"])
+
+
+def test_boxes_of_images_of_a_size_that_was_not_seen_are_refused() -> None:
+    whole = AllBoxes(pair("retinanet_resnet50_fpn", 4)[1])
+    with pytest.raises(ValueError, match=r"images of a size that this has not computed \(none\); call it once"):
+        whole.settle(torch.zeros(1, 30, 4), torch.zeros(1, 30, 4), 0.5, 0.5)
+
+
 def test_each_kind_of_detector_names_the_other_way() -> None:
     with pytest.raises(TypeError, match="AllRegions is for R-CNNs"):
         AllBoxes(FasterRCNN_MobileNet_V3_Large_320_FPN(3))
