@@ -6,7 +6,7 @@
 Every way runs in a process of its own with empty caches of Triton, Inductor and the zoo. The clock starts behind the imports, when the
 network and its images are on the GPU. `first` is the first answer; `ready` when calls have reached their speed: with "background" the
 first call by the plan. `longest` is the longest call between the two, and `ms` what a call takes then. `quick again` is a second process
-with the first one's caches.
+with the first one's caches. `shipped` is "quick" with the choices that the package brings for this GPU; the others go without.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-WAYS = ("recipe", "none", "quick", "quick again", "background")
+WAYS = ("recipe", "none", "quick", "quick again", "background", "shipped")
 CALLS = 20
 """Calls behind each other that make a figure of speed."""
 
@@ -37,7 +37,10 @@ def measured(way: str, name: str, batch: int) -> dict[str, Any]:
     import zoo
     from zoo.bench.peers import WAYS as PEERS
     from zoo.bench.subject import Subject
+    from zoo.kernels.tuning import choices
 
+    if way != "shipped":
+        choices.SHIPPED = None
     device, dtype = torch.device("cuda"), torch.bfloat16
     torch.manual_seed(0)
     network = zoo.network(name).eval()
@@ -50,7 +53,7 @@ def measured(way: str, name: str, batch: int) -> dict[str, Any]:
     if way == "recipe":
         run: Callable[[], Any] = PEERS["recipe"].build(subject, "quick")
     else:
-        tune: Any = way.partition(" ")[0]
+        tune: Any = "quick" if way == "shipped" else way.partition(" ")[0]
         model = zoo.fast(network, device, dtype, tune=tune, example=images, progress=False)
         run = partial(model, images)
 

@@ -19,6 +19,7 @@ from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.passes.attention import Whole
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.state import Signs
+from zoo.kernels.passes.unloaded import compiler_unloaded
 
 aten = torch.ops.aten
 
@@ -135,7 +136,14 @@ def _record(twin: nn.Module, leaves: list[Any], spec: Any, recorder: _Recorder, 
     hooks = _name_layers(twin, recorder)
     call = _pure(twin) if pure else twin
     try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False), recorder, Whole():
+        with (
+            torch.no_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+            compiler_unloaded(),
+            recorder,
+            Whole(),
+        ):
             return call(*args, **kwargs)
     except (Untraceable, ValueError):
         raise
@@ -301,6 +309,11 @@ class _Recorder(TorchDispatchMode):
         node = Node("const", [], {"tensor": value.to(self.device) if self.device else value, "name": name}, tuple(real.shape), real.dtype)
         self.define(tensor, node)
         return node
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell PyTorch to leave `__torch_dispatch__` as it is: wrapped for its compiler, the first trace would load all of that."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -182,7 +182,9 @@ def _planned(
 
     def capture() -> tuple[Plan, PlanReport]:
         served, found = captured(plan, parity, decision, weights, batches, reference)
-        said = [*untimed(graph), *([served.note] if served.note else [])]
+        brought = sum(choices.is_shipped(decision.keys[node]) for node in decision.found)
+        note = f'{brought} kernels are those that were fastest on another {choices.facts["device"]}; tune="full" times them here'
+        said = [*untimed(graph), *([served.note] if served.note else []), *([note] if brought else [])]
         return served, PlanReport([], rows(graph, decision, setting, notes), found, said)
 
     return capture

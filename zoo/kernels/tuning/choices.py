@@ -1,9 +1,13 @@
-"""What was found by timing, kept between processes: a readable JSON file for each device, driver and set of versions."""
+"""What was found by timing, kept between processes: a readable JSON file for each device, driver and set of versions.
+
+For some devices the package brings what was found on one of them, in `zoo/data/kernel_choices`; `recipes/ship_choices.py` makes it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import hashlib
 import json
 import os
@@ -11,6 +15,7 @@ import platform
 import tempfile
 import threading
 import warnings
+import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +27,13 @@ LEVELS = ("none", "part", "quick", "full")
 """How much was tried; "part" of a step that only counts as a part of a merged one, which alone is timed again."""
 GPU_ROOMS, CPU_ROOMS = ("ops", "differentiable", "training"), ("engines", "passes")
 """Folders of what is timed on a GPU, and of what is timed on a CPU and says what may be."""
+
+SHIPPED: Path | None = Path(__file__).parents[2] / "data" / "kernel_choices"
+"""Choices that come with the package, a file a kind of device; None where none is wanted, as of who measures how long it takes without."""
+HARDWARE = ("device", "capability", "multiprocessors")
+"""Facts that a shipped file and a device have in common."""
+BY_VERSION = "cudnn_graph"
+"""The op whose configurations are numbers in a list of cuDNN's, another one in each version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +124,20 @@ class Choices:
     def __init__(self, device: torch.device) -> None:
         self.facts = facts(device)
         digest = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:12]
-        slug = "".join(c if c.isalnum() else "-" for c in str(self.facts["device"])).strip("-").lower()[:60]
-        self.path = folder() / f"{slug}-{digest}.json"
+        self.path = folder() / f"{slug(str(self.facts['device']))}-{digest}.json"
         self._lock = threading.Lock()
         self._found = self._load()
+        self._shipped = shipped(self.facts)
         self._changed: set[str] = set()
 
     def get(self, key: str, level: str = "none") -> Choice | None:
-        """Return what was found for a step by tuning at this level or a higher one."""
-        choice = self._found.get(key)
+        """Return what was found for a step by tuning at this level or a higher one, here or where the package's choices come from."""
+        choice = self._found.get(key) or self._shipped.get(key)
         return choice if choice is not None and LEVELS.index(choice.level) >= LEVELS.index(level) else None
+
+    def is_shipped(self, key: str) -> bool:
+        """Tell whether what is known of a step came with the package."""
+        return key not in self._found and key in self._shipped
 
     def put(self, key: str, choice: Choice) -> None:
         """Note a finding; `save` writes it."""
@@ -133,6 +149,7 @@ class Choices:
         """Drop a finding that turned out wrong."""
         with self._lock:
             self._found.pop(key, None)
+            self._shipped.pop(key, None)
             self._changed.add(key)
 
     def save(self) -> None:
@@ -181,6 +198,41 @@ class Choices:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             warnings.warn(f"{self.path} is no file of kernel choices ({error}); it is ignored", stacklevel=3)
             return {}
+
+
+def slug(device: str) -> str:
+    """Return a device's name as one of a file."""
+    return "".join(c if c.isalnum() else "-" for c in device).strip("-").lower()[:60]
+
+
+def shipped(facts: dict[str, Any]) -> dict[str, Choice]:
+    """Return the choices that the package brings for a device with these facts; none where it brings none, or they are damaged.
+
+    Whatever they say, a plan is compared with the network before it answers. So a choice that no longer fits costs speed alone.
+    """
+    path = SHIPPED / f"{slug(str(facts['device']))}.json.gz" if SHIPPED else None
+    if path is None or not path.is_file():
+        return {}
+    try:
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        if any(content[name] != facts.get(name) for name in HARDWARE):
+            return {}
+        same = content["cudnn"] == facts.get("cudnn")
+        found = {key: _checked(dict(zip(SHIPPED_FIELDS, value, strict=True))) for key, value in content["choices"].items()}
+        return {key: choice for key, choice in found.items() if same or choice.op != BY_VERSION}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, zlib.error) as error:
+        warnings.warn(f"{path} is no file of kernel choices ({error}); install kernelzoo again; it is ignored", stacklevel=3)
+        return {}
+
+
+def pack(facts: dict[str, Any], found: dict[str, Choice]) -> bytes:
+    """Return the content of a shipped file: what was found at level "quick", with what it was found on."""
+    rows = {key: [getattr(found[key], name) for name in SHIPPED_FIELDS] for key in sorted(found) if found[key].level in ("quick", "part")}
+    return gzip.compress(json.dumps({**facts, "choices": rows}, separators=(",", ":")).encode(), mtime=0)
+
+
+SHIPPED_FIELDS = ("op", "config", "us", "aten_us", "level")
+"""What a shipped file says of a choice, in this order."""
 
 
 def _checked(value: dict[str, Any]) -> Choice:

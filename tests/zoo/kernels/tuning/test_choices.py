@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
-from zoo.kernels.tuning.choices import CPU_ROOMS, GPU_ROOMS, Choice, Choices, _code
+from zoo.kernels import ops
+from zoo.kernels.tuning import choices
+from zoo.kernels.tuning.choices import CPU_ROOMS, GPU_ROOMS, Choice, Choices, _code, pack, shipped, slug
 
 CPU = torch.device("cpu")
 
@@ -71,3 +74,81 @@ def test_a_folder_that_can_not_be_written_only_warns(monkeypatch: pytest.MonkeyP
     choices.put("a", Choice("conv"))
     with pytest.warns(UserWarning, match="could not be kept"):
         choices.save()
+
+
+CARD = {"device": "NVIDIA X1", "capability": "9.0", "multiprocessors": 132, "cudnn": 91000, "torch": "2.11"}
+BROUGHT = {
+    "a": Choice("conv", {"BM": 64}, 2.0, 4.0),
+    "b": Choice("cudnn_graph", {"plan": 3}, 1.0, 2.0),
+    "c": Choice("pool", {}, 1.0, 2.0, level="none"),
+}
+
+
+def bring(content: bytes, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "SHIPPED", place)
+    (place / f"{slug(str(CARD['device']))}.json.gz").write_bytes(content)
+
+
+def test_the_packages_choices_count_where_nothing_was_found_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choices, "facts", lambda device: {"format": 1, **CARD})
+    bring(pack(CARD, BROUGHT), tmp_path, monkeypatch)
+    found = Choices(CPU)
+    assert found.get("a", "quick") == BROUGHT["a"]
+    assert found.get("a", "full") is None
+    assert found.get("c") is None  # it was guessed
+    assert found.is_shipped("a")
+    found.put("a", Choice("conv", {"BM": 128}, 1.0, 4.0))
+    assert found.get("a") == Choice("conv", {"BM": 128}, 1.0, 4.0)
+    assert not found.is_shipped("a")
+    found.forget("a")
+    assert found.get("a") is None  # it turned out wrong here
+
+
+@pytest.mark.parametrize(
+    ("other", "left"),
+    [
+        ({"device": "NVIDIA X2"}, []),
+        ({"multiprocessors": 66}, []),
+        ({"capability": "8.0"}, []),
+        ({"cudnn": 92000}, ["a"]),
+        ({"torch": "3.0"}, ["a", "b"]),
+    ],
+)
+def test_choices_of_other_cards_do_not_count_and_numbers_of_another_cudnn_neither(
+    other: dict[str, Any], left: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bring(pack(CARD, BROUGHT), tmp_path, monkeypatch)
+    assert sorted(shipped(CARD | other)) == left
+
+
+HARMS = {
+    "cut": lambda data: data[: len(data) // 2],
+    "no gzip": lambda data: b"{}",
+    "no device": lambda data: pack({}, BROUGHT),
+    "a word for a time": lambda data: pack(CARD, {"a": Choice("conv", {}, cast("float", "x"))}),
+}
+
+
+@pytest.mark.parametrize("damage", HARMS.values(), ids=HARMS.keys())
+def test_a_damaged_file_of_the_package_is_ignored_with_a_warning(damage: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bring(damage(pack(CARD, BROUGHT)), tmp_path, monkeypatch)
+    with pytest.warns(UserWarning, match="install kernelzoo again"):
+        assert shipped(CARD) == {}
+
+
+def test_every_file_of_the_package_can_be_read_and_is_of_the_device_that_its_name_says() -> None:
+    assert choices.SHIPPED is not None
+    files = sorted(choices.SHIPPED.glob("*.json.gz"))
+    assert files
+    for file in files:
+        content = json.loads(gzip.decompress(file.read_bytes()))
+        assert file.name == f"{slug(content['device'])}.json.gz"
+        assert len(shipped(content)) == len(content["choices"]) > 100
+        assert {choice.op for choice in shipped(content).values()} <= {
+            *ops.discover(),
+            "aten",
+            "depthwise_squeeze",
+            "plan",
+            "torch.compile",
+        }
