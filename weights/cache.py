@@ -428,7 +428,7 @@ def same_file(source: str, ref: dict[str, Any]) -> bool:
 
 def _agrees(ref: dict[str, Any], checkpoint: Checkpoint) -> bool:
     """Whether a note may speak for the record: of the right file, itself where nothing was to be made of it, kept or read alike."""
-    alike = bool(ref.get("kept")) == (checkpoint.format == KEPT)
+    alike = bool(ref.get("kept")) == (checkpoint.format in KEPT)
     return is_of(ref, checkpoint) and alike and (checkpoint.format != "safetensors" or ref["sha256"] == ref["source_sha256"])
 
 

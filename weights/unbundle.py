@@ -342,7 +342,7 @@ def _commit(cache: Cache, plans: list[_Plan], bundle: Path) -> None:
                 path = cache.blob(plan.one.blob)
                 if plan.installed.path != path and plan.installed.path.exists():
                     cache.publish(plan.installed.path, plan.one.blob)
-                installed, kept = replace(plan.installed, path=path), plan.row.format == KEPT
+                installed, kept = replace(plan.installed, path=path), plan.row.format in KEPT
                 if plan.row.format != "safetensors":
                     cache.derive(installed, BUNDLE, kept)
                 size, digest = plan.one.source_size_bytes, plan.row.digest

@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +23,14 @@ from convert.formats import safetensors
 from convert.sets import chosen
 from weights import BadRecord, Checkpoint, Preprocessing, UnknownWeights
 from weights.containers import open_any
+from weights.digests import of_file
 from weights.places import at_home
+from weights.record import KEPT
 from zoo.conversion.notes import file_sha256
 from zoo.labels import labels as labels_named
 from zoo.networks.assignment import assign
 from zoo.networks.published import Published
-from zoo.pretrained.records import find_record, to_safetensors
+from zoo.pretrained.records import FILE, as_file, find_record, to_safetensors
 from zoo.pretrained.resolve import is_path, loaded, of_run
 from zoo.pretrained.run_folder import is_run, unfinished
 from zoo.variants import described
@@ -106,6 +110,9 @@ def _found(
     if named is None or "://" in os.fspath(named) or not is_path(name, named):
         known = find_record(described(cls), None if named is None else os.fspath(named))
         record, buffer = open_any(known, to_safetensors=to_safetensors, **how)
+        if record.format in KEPT:
+            with as_file(record, safetensors.tensors(buffer)[FILE]) as (path, format):
+                return _of_file(cls, path, format, weights_of, record)
         return record, chosen(safetensors.tensors(buffer), weights_of, f"{record.model}:{record.tag}")
     path = at_home(named)
     if not path.exists():
@@ -115,18 +122,32 @@ def _found(
         return of_run(cls, path)
     if why := unfinished(path):
         raise UnknownWeights(why)
-    format = formats.sniff(path)
+    return _of_file(cls, path, formats.sniff(path), weights_of)
+
+
+def _of_file(
+    cls: type[Published], path: Path, format: str, weights_of: str | None, kept: Checkpoint | None = None
+) -> tuple[Checkpoint, Mapping[str, Tensor]]:
+    """Read a file of any format: its tensors under its own names, and the record of it, which says what the file says of itself.
+
+    `kept` is the record under which it was kept, if it is not the user's own file.
+    """
     with cls.described(path, format) as file, sandbox.read(file, format, weights_of=weights_of) as opened:
         tensors, facts = loaded(opened.tensors, path), {**opened.facts, "format": format}
-    sha256 = file_sha256(path)
-    known = weights.recognise(sha256)
-    if known is not None and known.model == name:
-        return known, tensors
     options, steps = cls.told_by(facts)
+    name, sha256 = cls.variant().__name__, file_sha256(path)
+    known = kept if kept is not None and kept.num_classes else _recognised(sha256, path, name, format)
+    if known is not None and known.model == name:
+        return replace(known, options={**(options if known.format in KEPT else {}), **known.options}), tensors
     default = next((c for c in weights.checkpoints(name) if c.default), None)
     labels = default.labels if default else cls.labels
-    record = weights.adhoc(name, str(path), provenance="named by the user", preprocessing=Preprocessing(**steps), labels=labels)
+    told = {"provenance": "named by the user", "preprocessing": Preprocessing(**steps), "labels": labels}
+    record = weights.adhoc(name, str(path) if kept is None else kept.sources[0], **told, **({"format": kept.format} if kept else {}))
     return replace(record.hashed(sha256), options=options), tensors
+
+
+def _recognised(sha256: str, path: Path, name: str, format: str) -> Checkpoint | None:
+    return weights.recognise(sha256, partial(of_file, path), model=name, format=format)
 
 
 def _settled(record: Checkpoint, network: Published, options: Mapping[str, Any]) -> Checkpoint:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ from typing import Any
 import weights
 from weights import Checkpoint, NoPretrainedWeights, UnknownWeights, WeightsError, header
 from weights.places import file_name
-from weights.record import BY_NETWORK, PERMISSIVE
+from weights.record import BY_NETWORK, KEPT, PERMISSIVE
 from zoo.variants import CLASSIFICATION, Variant, of_all_tasks, spelt, variants
 
 FILE = "file"
-"""The format of a record whose file is kept as it is: all of its bytes are one tensor of this name."""
+"""The format of a record whose file is kept as it is, and whose framework is seen when it is read.
+
+All bytes of any file that is kept are one tensor of this name.
+"""
 
 
 def find_record(network: str | Variant, named: str | None = None) -> Checkpoint:
@@ -114,8 +119,8 @@ def to_safetensors(source: Path, destination: Path, record: Checkpoint | None = 
     """Rewrite the pickled checkpoint `source` as safetensors, without running any of its code; a file that is safetensors is copied.
 
     A process of its own reads the pickle, see `convert.sandbox`; this one writes what it is told, and checks what it wrote. Keras's file
-    becomes the tensors of the record's network as `trained(NETWORK, PATH)` makes them. Of the format "file" the bytes are kept, as one
-    tensor.
+    becomes the tensors of the record's network as `trained(NETWORK, PATH)` makes them. Of the formats "file" and "darknet" the bytes are
+    kept, as one tensor.
 
     Returns:
         The SHA-256 of the bytes that were converted: they were read once, and whoever writes to the file meanwhile comes too late.
@@ -126,7 +131,7 @@ def to_safetensors(source: Path, destination: Path, record: Checkpoint | None = 
     from convert.formats import safetensors
     from convert.source import in_memory
 
-    if record is not None and record.format == FILE:
+    if record is not None and record.format in KEPT:
         sha256, data = weights.read_file(source)
         safetensors.save_stored({FILE: in_memory(FILE, np.frombuffer(data, np.uint8))}, destination)
         return sha256
@@ -140,6 +145,26 @@ def to_safetensors(source: Path, destination: Path, record: Checkpoint | None = 
         del data  # the reader has its own copy
         safetensors.save_stored(opened.tensors, destination)
     return sha256
+
+
+@contextmanager
+def as_file(record: Checkpoint, data: Any) -> Iterator[tuple[Path, str]]:
+    """Give a file that was kept back under the name that it has at its source, with its format; what goes wrong inside says the source.
+
+    Args:
+        record: whose format is one of `weights.record.KEPT`.
+        data: a uint8 tensor of all of its bytes.
+    """
+    from convert import formats
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, plain_name(record.sources[0]))
+        data.numpy().tofile(path)
+        try:
+            yield path, formats.sniff(path) if record.format == FILE else record.format
+        except WeightsError as error:
+            error.args = (str(error).replace(str(path), record.sources[0]), *error.args[1:])
+            raise
 
 
 def plain_name(source: str) -> str:

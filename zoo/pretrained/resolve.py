@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,11 +34,12 @@ from weights.containers import open_any
 from weights.digests import of_bytes
 from weights.finite import check_values
 from weights.places import at_home
+from weights.record import KEPT
 from zoo.conversion.beside import Beside, beside_file, beside_source
 from zoo.conversion.pixels import known_pixels
 from zoo.networks.model import Model
 from zoo.networks.published import Published
-from zoo.pretrained.records import FILE, find_record, plain_name, to_safetensors, unknown
+from zoo.pretrained.records import FILE, as_file, find_record, to_safetensors, unknown
 from zoo.pretrained.run_folder import WEIGHTS, is_run, read_row, unfinished
 from zoo.variants import described
 
@@ -93,7 +93,7 @@ def find(
         return noted or _known(record, sha256, model, options, lambda: beside_file(path, model)), _finite(tensors, path)
     record = find_record(described(model), None if named is None else os.fspath(named))
     record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
-    if record.format == FILE:
+    if record.format in KEPT:
         return _of_file(model, record, safetensors.tensors(buffer)[FILE], told, new_head, options, weights_of)
     if not record.num_classes and not record.embedding:
         sha256 = weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256
@@ -104,14 +104,8 @@ def find(
 
 def _of_file(model: type[Model], record: Checkpoint, data: Tensor, *how: Any, **more: Any) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Read another framework's file that came from an address, as `_foreign` reads one that lies here, under the name that it has there."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, plain_name(record.sources[0]))
-        data.numpy().tofile(path)
-        try:
-            return _foreign(model, path, formats.sniff(path), *how, **more, source=record.sources[0])
-        except WeightsError as error:
-            error.args = (str(error).replace(str(path), record.sources[0]), *error.args[1:])
-            raise
+    with as_file(record, data) as (path, format):
+        return _foreign(model, path, format, *how, **more, source=record.sources[0])
 
 
 def of_run(model: type[Published], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
