@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from recipes.registry_rows import Wanted, text
 from weights.record import record
-from zoo import YOLOv2, YOLOv3, YOLOv3Tiny, YOLOv4, YOLOv4Tiny, YoloFastest, YoloFastestXL
+from zoo import YoloFastest, YoloFastestXL, YOLOv2, YOLOv3, YOLOv3Tiny, YOLOv4, YOLOv4Tiny
 
 FILE = Path(__file__).parents[1] / "weights" / "registry" / "darknet_networks.toml"
 REDMON = "https://pjreddie.com/media/files/"

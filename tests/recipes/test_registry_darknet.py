@@ -18,12 +18,25 @@ from weights import ConvertError, HashMismatch
 from zoo import YoloFastest, trained
 from zoo.catalogue import any_class
 from zoo.detection import darknet
+from zoo.detection.darknet_networks import Darknet
 from zoo.labels import labels
 
 ROWS = tomllib.loads(registry_darknet.written())
 HEADER = np.array([0, 2, 5, 0, 0], "<i4").tobytes()
 """Of AlexeyAB's Darknet."""
-SMALL = "[net]\nwidth=8\nheight=8\nchannels=3\n[convolutional]\nfilters=6\nbatch_normalize=1\n[yolo]\nmask=0\nanchors=2,2\nclasses=1\nnum=1\n"
+SMALL = """[net]
+width=8
+height=8
+channels=3
+[convolutional]
+filters=6
+batch_normalize=1
+[yolo]
+mask=0
+anchors=2,2
+classes=1
+num=1
+"""
 
 
 def test_the_file_is_what_the_recipe_writes() -> None:
@@ -33,6 +46,7 @@ def test_the_file_is_what_the_recipe_writes() -> None:
 @pytest.mark.parametrize("model", ROWS)
 def test_a_rows_network_has_its_numbers_and_its_classes(model: str) -> None:
     cls, (table,) = any_class(model), ROWS[model].values()
+    assert issubclass(cls, Darknet)
     sections = cfg.parse(cls.cfg)
     runs = [run for one in sections[1:] for run in cfg.takes(one, transposed=False, alexey=True, bias_in_norm=True)]
     header = 16 if model == "YOLOv2" else 20
@@ -92,7 +106,7 @@ def test_a_file_is_read_by_its_address_of_a_network_of_ones_own_too(file: Path, 
     model = trained(YoloFastest, file.as_uri())
     assert model.checkpoint is not None
     assert (model.checkpoint.sources, model.checkpoint.labels) == ((file.as_uri(),), "coco")
-    assert torch.equal(model.layers["0"].conv.weight, trained(YoloFastest, file).layers["0"].conv.weight)
+    assert torch.equal(*(one.state_dict()["layers.0.conv.weight"] for one in (model, trained(YoloFastest, file))))
     (tmp_path / "small.cfg").write_text(SMALL)
     (tmp_path / "small.weights").write_bytes(numbers(4 * 6 + 6 * 3))
     own = darknet(tmp_path / "small.cfg")

@@ -58,13 +58,16 @@ def smoothed(q: Question, noise: Tensor) -> Tensor:
     """Return the mean gradient (B, C, H, W) over images with noise."""
     width = q.x.amax((1, 2, 3), keepdim=True) - q.x.amin((1, 2, 3), keepdim=True)
     scale = float(q.options.get("noise", 0.15)) * width
-    total, samples = torch.zeros_like(q.x), len(noise)
-    at_once = max(1, q.rows // len(q.x))
-    for start in range(0, samples, at_once):
-        part = noise[start : start + at_once].to(q.x)
-        noisy = (q.x + part * scale).flatten(0, 1)
-        total += q.image_gradients(noisy, q.every.repeat(len(part)))[0].unflatten(0, (len(part), -1)).sum(0)
-    return total / samples
+    found: list[Tensor] = []
+    for rows in q.every.split(q.gradients_at_once):
+        total: Tensor | float = 0.0
+        for part in noise[:, rows.cpu()].split(max(1, q.gradients_at_once // len(rows))):
+            with torch.no_grad():
+                noisy = q.program.front((q.x[rows] + part.to(q.x) * scale[rows]).flatten(0, 1))
+            total = total + q.front_gradients(noisy, rows.repeat(len(part))).unflatten(0, (len(part), -1)).sum(0)
+        assert isinstance(total, Tensor)
+        found.append(q.through_front(q.x[rows], total) / len(noise))
+    return torch.cat(found)
 
 
 @method(
@@ -72,7 +75,6 @@ def smoothed(q: Question, noise: Tensor) -> Tensor:
     "Integrated gradients",
     "https://arxiv.org/abs/1703.01365",
     place="input",
-    exact=True,
     signed=True,
     error="the map's sum less the goal's difference between image and black photograph, over that difference",
     options="steps most fixed",
@@ -82,15 +84,18 @@ def integrated_gradients(q: Question) -> Answer:
 
     By the trapezoid rule, whose steps are doubled from `steps` (32) until the map's sum is within 1 % of the difference that it explains,
     `most` (512) at most; the points of the last round are used again. With `fixed`, `steps` points of Gauss-Legendre's rule, once.
+    BatchNorms are folded: a ReLU that rounding turns at one of the points changes the mean by less than the points leave out.
     """
     black = q.black().expand_as(q.x)
     steps, most = int(q.options.get("steps", 32)), int(q.options.get("most", MOST_STEPS))
-    ends = [q.image_gradients(x, q.every) for x in (black, q.x)]
-    difference, way = ends[1][1] - ends[0][1], q.x - black
+    way = q.x - black
     if q.options.get("fixed", False):
+        difference = q.scores(q.x, q.every) - q.scores(black, q.every)
         found = way * _line(q, black, way, q.every, *legendre(steps))
         error = _short(found, difference)
         return Answer(found.sum(1), tuple(error.tolist()), f"black photograph as baseline, {steps} steps")
+    ends = [q.image_gradients(x, q.every) for x in (black, q.x)]
+    difference = ends[1][1] - ends[0][1]
     middle = torch.arange(1, steps) / steps
     total = (ends[0][0] + ends[1][0]) / 2 + _line(q, black, way, q.every, middle, torch.ones(steps - 1))
     mean, used, todo = total / steps, torch.full((len(q.x),), steps), q.every
@@ -109,15 +114,24 @@ def _short(found: Tensor, difference: Tensor) -> Tensor:
 
 
 def _line(q: Question, black: Tensor, way: Tensor, rows: Tensor, points: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of the gradients at points 0..1 of the line from the baseline to the images of some rows."""
-    start, way = black[rows], way[rows]
-    total, at_once = torch.zeros_like(way), max(1, q.rows // len(rows))
+    """Return the weighted sum of the gradients at points 0..1 of the line from the baseline to the images of some rows.
+
+    What begins a network as sums of weighted pixels turns a line into a line, and has one gradient everywhere: it is run at both ends only.
+    """
+    return torch.cat([_part_of_line(q, black, way, part, points, weights) for part in rows.split(q.gradients_at_once)])
+
+
+def _part_of_line(q: Question, black: Tensor, way: Tensor, rows: Tensor, points: Tensor, weights: Tensor) -> Tensor:
+    image = black[rows] + way[rows]
+    with torch.no_grad():
+        start = q.program.front(black[rows[:1]])
+        along = q.program.front(image) - start
+    total, at_once = torch.zeros_like(along), max(1, q.gradients_at_once // len(rows))
     for first in range(0, len(points), at_once):
-        place = points[first : first + at_once].to(way).view(-1, 1, 1, 1, 1)
-        images = (start + place * way).flatten(0, 1)
-        slopes = q.image_gradients(images, rows.repeat(len(place)))[0].unflatten(0, (len(place), -1))
-        total += (slopes * weights[first : first + at_once].to(way).view(-1, 1, 1, 1, 1)).sum(0)
-    return total
+        place, share = (each[first : first + at_once].to(along).view(-1, 1, 1, 1, 1) for each in (points, weights))
+        found = torch.addcmul(start, place, along).flatten(0, 1)
+        total += (q.front_gradients(found, rows.repeat(len(place))).unflatten(0, (len(place), -1)) * share).sum(0)
+    return q.through_front(image, total)
 
 
 def legendre(steps: int) -> tuple[Tensor, Tensor]:

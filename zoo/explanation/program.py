@@ -15,14 +15,17 @@ from torch.nn import functional as F
 
 from zoo.explanation.apart import apart
 from zoo.explanation.geometry import Axis
+from zoo.explanation.traces import traced
 from zoo.extraction.receptive_fields import Reach
-from zoo.extraction.taps import BODY, EMBEDDING, LOGITS, Places, UnknownTap, trace, trace_module
+from zoo.extraction.taps import BODY, EMBEDDING, LOGITS, Places, UnknownTap
 from zoo.networks.layers import Conv2dEven, Conv2dSame
 from zoo.networks.model import Model
 from zoo.networks.vit import Attention
 
 INPUT = "input"
 """The tap of the images themselves."""
+WIDEST = 1024
+"""Weights of a filter that a BatchNorm is folded into for one pass: of more, scaling them takes longer than the norm of so small a map."""
 Rule = Callable[[fx.Node, Any, tuple[Any, ...], dict[str, Any]], Any]
 """Computes a node in another way, given its layer (None for a function) and its arguments; NotImplemented leaves it as it is."""
 
@@ -80,7 +83,7 @@ class Program:
     def __init__(self, network: nn.Module, at: str | None, device: torch.device, result: str = LOGITS, fold: bool = True) -> None:
         """Cut `network` at `at`: a tap of `features`, "input", or None for the last map that the head reads.
 
-        With `fold`, each BatchNorm is folded into the layer that it alone reads.
+        With `fold`, each BatchNorm is folded into the layer that it alone reads; before a tap, only where that costs less than it saves.
 
         Raises:
             UnknownTap: there is no such place.
@@ -90,13 +93,8 @@ class Program:
         self.name, self.ends = type(network).__name__, result
         own = apart(network, device)
         self.dtype = next((p.dtype for p in own.parameters()), torch.float32)
-        if isinstance(own, Model):
-            written = trace(own)
-            places = Places(own, written)
-            ends = {LOGITS: written.result, EMBEDDING: places.names[EMBEDDING]}
-        else:
-            written, places = trace_module(own), None
-            ends = {LOGITS: written.result}
+        written, places = traced(own)
+        ends = {LOGITS: written.result} if places is None else {LOGITS: written.result, EMBEDDING: places.names[EMBEDDING]}
         if result not in ends:
             raise CannotExplain(f"{self.name} is no network of the zoo, so it has no {result!r}; explain a class of its output instead")
         self.graph, self.result = written.graph, ends[result]
@@ -122,10 +120,11 @@ class Program:
             self.at, self.tap, self.layout = at, written.outputs[at], Layout(1)
         self._without_writing()
         self.before, self.behind, self.kept = self._halves()
-        self.folded = self._fold() if fold else {}
+        self.folded = self._fold(WIDEST if at != INPUT else None) if fold else {}
         self.alone = self.kept == [self.tap]
         self.feature = places is not None and self.at in places.trace.outputs
         self._float32()
+        self._front = self._affine() if at == INPUT else []
 
     def _usual(self, own: Model, places: Places) -> tuple[str, fx.Node]:
         """Find the last map whose cells the head reads: before a last max pool, and before the last attention where one token is read."""
@@ -170,8 +169,11 @@ class Program:
             if node.op == "call_function" and (plain := PLAIN.get(node.target)):
                 node.target = plain
 
-    def _fold(self) -> dict[fx.Node, fx.Node]:
-        """Fold each BatchNorm into the convolution or dense layer that it alone reads; returns the BatchNorms' nodes with their layers'."""
+    def _fold(self, widest: int | None) -> dict[fx.Node, fx.Node]:
+        """Fold each BatchNorm into the convolution or dense layer that it alone reads; returns the BatchNorms' nodes with their layers'.
+
+        With `widest`, only into filters of so many weights at most.
+        """
         folded: dict[fx.Node, fx.Node] = {}
         runs: dict[str, int] = {}
         for node in self.graph.nodes:
@@ -188,7 +190,7 @@ class Program:
             if not (alone and once):
                 continue
             pairs = (type(layer) in CONVOLUTIONS and isinstance(norm, nn.BatchNorm2d), type(layer) is nn.Linear)
-            if layer is not None and any(pairs):
+            if layer is not None and any(pairs) and (widest is None or _weights_of_a_filter(layer) <= widest):
                 self.layers[str(source.target)] = _fused(layer, norm)
             else:
                 continue
@@ -256,6 +258,31 @@ class Program:
         """Run what lies behind the tap on what `body` returns, with gradients where its tensors ask for them: (B, classes)."""
         values = self._run(self._head, dict(zip(self.kept, kept, strict=True)), [self.result], self._behind_layers, None, rule)
         return values[self.result]
+
+    def _affine(self) -> list[fx.Node]:
+        """Return the nodes that follow the images one by one while each is a sum of weighted pixels and a bias: a first convolution."""
+        found, node = [], self.tap
+        while len(node.users) == 1 and node is not self.result:
+            (node,) = node.users
+            layer = self._layer(node)
+            sums = node in self.folded or isinstance(layer, nn.Identity) or (type(layer) is nn.Conv2d and layer.padding_mode == "zeros")
+            if not sums or len(node.all_input_nodes) != 1 or getattr(layer, "parametrizations", None):
+                break
+            found.append(node)
+        return found if node is not self.result else []
+
+    def front(self, x: Tensor) -> Tensor:
+        """Of a program that is cut at the images, run what begins it as sums of weighted pixels; the images, where nothing does."""
+        if not self._front:
+            return x
+        return self._run(self._front, {self.tap: x}, [self._front[-1]], self._behind_layers, None, None)[self._front[-1]]
+
+    def rest(self, found: Tensor) -> Tensor:
+        """Run what lies behind `front` on what that returns: (B, classes)."""
+        if not self._front:
+            return self.head([found])
+        given: dict[fx.Node, Any] = {self.tap: None, **dict.fromkeys(self._front), self._front[-1]: found}
+        return self._run(self._head, given, [self.result], self._behind_layers, None, None)[self.result]
 
     def values(self, kept: Sequence[Tensor]) -> dict[fx.Node, Any]:
         """Run what lies behind the tap, and return what each node gives."""
@@ -327,6 +354,12 @@ class Program:
             yield node, self.behind_layer(node)
 
 
+def _weights_of_a_filter(layer: nn.Module) -> int:
+    weight = layer._parameters["weight"]
+    assert weight is not None
+    return weight[0].numel()
+
+
 def _fused(layer: nn.Module, norm: Any) -> nn.Module:
     """Return a layer whose weights and bias do what the BatchNorm behind it does, the factors computed in float64."""
     weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
@@ -335,7 +368,9 @@ def _fused(layer: nn.Module, norm: Any) -> nn.Module:
     factor = factor if norm.weight is None else factor * norm.weight.double()
     shift = -norm.running_mean.double() if bias is None else bias.double() - norm.running_mean.double()
     shift = shift * factor if norm.bias is None else shift * factor + norm.bias.double()
-    scaled = weight * factor.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1))
+    memory = torch.channels_last if weight.dim() == 4 else torch.contiguous_format  # which makes convolutions faster everywhere
+    scaled = torch.empty_like(weight, memory_format=memory)
+    torch.mul(weight, factor.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1)), out=scaled)
     return copied(layer, weight=nn.Parameter(scaled, False), bias=nn.Parameter(shift.to(weight.dtype), False))
 
 

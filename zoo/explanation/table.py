@@ -178,7 +178,7 @@ class Question:
 
     def image_gradients(self, x: Tensor, rows: Tensor, rule: Rule | None = None) -> tuple[Tensor, Tensor]:
         """Return gradients and goals of images (N, C, H, W), each for the goal of its row of the batch, a few at once."""
-        slopes, scores, size = [], [], max(1, self.rows // KEPT)
+        slopes, scores, size = [], [], self.gradients_at_once
         for start in range(0, len(x), size):
             part = x[start : start + size].detach().requires_grad_()
             with torch.enable_grad():
@@ -186,6 +186,23 @@ class Question:
                 slopes.append(torch.autograd.grad(score.sum(), part)[0])
             scores.append(score.detach())
         return torch.cat(slopes), torch.cat(scores)
+
+    def front_gradients(self, found: Tensor, rows: Tensor) -> Tensor:
+        """Return gradients by what `Program.front` gives, all at once, each for the goal of its row of the batch."""
+        with torch.enable_grad():
+            found = found.detach().requires_grad_()
+            return torch.autograd.grad(self.goal(self.program.rest(found), rows).sum(), found)[0]
+
+    def through_front(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """Turn a gradient by what `Program.front` gives into one by the images: the same for all images, wherever it was taken."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.program.front(x), x, gradient)[0]
+
+    @property
+    def gradients_at_once(self) -> int:
+        """How many images go through a backward pass at once."""
+        return max(1, self.rows // KEPT)
 
     def scores(self, x: Tensor, rows: Tensor) -> Tensor:
         """Return the goals of images (N, C, H, W), each for its row of the batch, by inference in batches of one shape."""

@@ -26,7 +26,6 @@ from weights import (
     Preprocessing,
     UnknownWeights,
     UnsupportedFormat,
-    WeightsError,
     WeightsMismatch,
     header,
 )
