@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,14 +94,54 @@ class LossNetwork(nn.Module):
 
 
 def gram(x: Tensor, smooth: bool = False) -> Tensor:
-    """Return which channels are active together, (B, C, C), divided by C H W; in float32, for half precision overflows.
+    """Return which channels are active together, (B, C, C), divided by C H W; in float32, for float16 overflows.
+
+    Maps in bfloat16 are multiplied as they are, in parts whose sums are added in float32.
 
     Source: https://arxiv.org/abs/1603.08155, equation 3.
     """
     with torch.autocast(x.device.type, enabled=False):
-        x = F.avg_pool2d(x, 2).float() if smooth else x.float()
-        flat = x.flatten(2)
+        x = F.avg_pool2d(x, 2) if smooth else x
+        if x.dtype is torch.bfloat16:
+            return _HalfGram.apply(x)  # pyright: ignore[reportReturnType]
+        flat = x.float().flatten(2)
         return flat @ flat.transpose(1, 2) / flat[0].numel()
+
+
+class _HalfGram(torch.autograd.Function):
+    """A Gram matrix of bfloat16 maps: read once, instead of widened, multiplied by few threads, and differentiated by both of its factors.
+
+    A matrix of C by C is small work for a GPU, and its sum over all pixels a long one: parts of `PIXELS` keep all of it busy. Each part is
+    rounded to bfloat16, and their sum is not.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        batch, channels, height, width = x.shape
+        flat = _parts(x)
+        return (flat @ flat.transpose(1, 2)).view(batch, -1, channels, channels).sum(1, dtype=torch.float32) / (channels * height * width)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (gradient,), (x,) = gradients, ctx.saved_tensors
+        both = ((gradient + gradient.transpose(1, 2)) / x[0].numel()).to(x.dtype)
+        flat = x.flatten(2)
+        if x.is_contiguous(memory_format=torch.channels_last):  # and so is what is returned; `both` is its own transpose
+            return (flat.transpose(1, 2) @ both).transpose(1, 2).unflatten(2, x.shape[2:])
+        return (both @ flat).unflatten(2, x.shape[2:])
+
+
+PIXELS = 4096
+"""Pixels of a map that are multiplied at once."""
+
+
+def _parts(x: Tensor) -> Tensor:
+    """Return (B parts, C, pixels) of a map, without a copy in either order of its memory; in one part where it can't be divided."""
+    flat = x.flatten(2)
+    pixels = flat.shape[2]
+    parts = pixels // PIXELS if pixels % PIXELS == 0 and pixels else 1
+    return flat.unflatten(2, (parts, -1)).transpose(1, 2).flatten(0, 1) if parts > 1 else flat
 
 
 def variation(images: Tensor) -> Tensor:

@@ -98,7 +98,8 @@ def learn(
     """Train a network, or go on where an earlier call was interrupted.
 
     Where the caller's processes are one group of `torch.distributed`, each learns from its part of every batch, gradients are summed over
-    all, and the first process writes. BatchNorm's statistics are each process's own, and the first one's are kept.
+    all, and the first process writes. BatchNorm's statistics are each process's own, and the first one's are kept. So that each process
+    has two photographs for them, a last batch of fewer is added to the one before it.
 
     Args:
         model: in place, on its own device; it is left in eval mode.
@@ -119,18 +120,18 @@ def learn(
     folder = at_home(out)
     folder.mkdir(parents=True, exist_ok=True)
     together = Group()
+    model.train()
     told = json.loads(json.dumps({**asdict(settings), **facts, "photographs": count, "classes": list(classes), "processes": together.size}))
-    each = math.ceil(count / settings.batch_size)
+    each = batches(count, settings.batch_size, 2 * together.size if _estimates(model) else 1)
     steps = each * settings.epochs
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(parameters.values(), settings.rate, settings.momentum, weight_decay=settings.weight_decay)
     history: list[float] = [] if restart else _resumed(folder / STATE, told, model, optimizer, parameters)
     resumed = len(history)
-    model.train()
     for step in range(resumed, steps):
         epoch, at = divmod(step, each)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed * 7919 + epoch)).tolist()
-        numbers = order[at * settings.batch_size : (at + 1) * settings.batch_size]
+        numbers = order[at * settings.batch_size : (at + 1) * settings.batch_size if at + 1 < each else count]
         seed = settings.seed * 1_000_003 + step + together.rank * 999_999_937
         torch.manual_seed(seed)  # what the network itself draws is the same again after an interruption
         optimizer.zero_grad()
@@ -154,6 +155,22 @@ def learn(
         with whole(folder / MODEL, sync=True) as unfinished:
             save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, unfinished)
     return Learnt(folder, folder / MODEL, steps, resumed, tuple(history))
+
+
+def batches(count: int, size: int, least: int) -> int:
+    """Return how many batches an epoch has; what is left is a batch of its own, and part of the last one where it is fewer than `least`.
+
+    Example:
+        >>> batches(11, 4, least=1), batches(11, 4, least=4)
+        (3, 2)
+    """
+    whole_ones, left = divmod(count, size)
+    return whole_ones + (left >= least) if whole_ones and left else max(1, whole_ones)
+
+
+def _estimates(model: nn.Module) -> bool:
+    """Tell whether a BatchNorm takes its statistics from the photographs of a process, of which it needs two."""
+    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.training for layer in model.modules())
 
 
 class Group:
@@ -180,7 +197,16 @@ class Group:
         wanted = list(parameters)
         loss = torch.zeros((), device=wanted[0].device)
         if own:
-            loss = torch.stack(list(losses(own).values())).sum() * (len(own) / len(numbers))
+            try:
+                terms = losses(own)
+            except ValueError as error:
+                if len(own) > 1 or "more than 1 value per channel" not in str(error):
+                    raise
+                least = f"{2 * self.size} or more" + (f", 2 for each of {self.size} processes" if self.size > 1 else "")
+                raise ValueError(
+                    f"a BatchNorm needs two photographs at once, and {len(numbers)} are too few: give a batch_size of {least}"
+                ) from error
+            loss = torch.stack(list(terms.values())).sum() * (len(own) / len(numbers))
             loss.backward()
         if self.size == 1:
             return float(loss.detach())
@@ -219,6 +245,9 @@ def _resumed(path: Path, told: Mapping[str, Any], model: nn.Module, optimizer: A
         before, history = dict(known["told"]), [float(loss) for loss in known["losses"]]
     except Exception as error:  # safetensors has an error of its own, and damage can look like anything
         raise MalformedFile(f"{path} is no state of a training ({error}); restart=True begins anew") from error
+    if (count := before.get("processes")) != told["processes"]:
+        todo = f"start it with torchrun --nproc-per-node {count}, or restart=True throws it away"
+        raise ValueError(f"{path.parent} has a run of another number of processes, {count}: {todo}")
     if differ := sorted(name for name in {*before, *told} if before.get(name) != told.get(name)):
         raise ValueError(f"{path.parent} has a run with another {', '.join(differ)}; restart=True throws it away, or name another folder")
     model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in tensors.items() if name.startswith("model.")})

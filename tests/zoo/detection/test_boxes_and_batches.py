@@ -11,6 +11,7 @@ from zoo import VGG16_BN, ResNet18
 from zoo.detection.assigning import NOTHING, UNSURE, assign, sample
 from zoo.detection.box_codes import WEIGHTED, at_distances, decode, distances, encode
 from zoo.detection.catalogue import SSD300_VGG16, FasterRCNN_MobileNet_V3_Large_320_FPN
+from zoo.detection.masks import paste, paste_at_once
 from zoo.detection.rcnn import FasterRCNN
 from zoo.detection.resizing import Resizing
 from zoo.detection.suppression import suppress, suppress_at_once
@@ -134,3 +135,15 @@ def test_what_can_not_be_used_is_refused_in_the_callers_words() -> None:
         FasterRCNN_MobileNet_V3_Large_320_FPN(3, norm="layer")
     with torch.device("meta"), pytest.raises(TypeError, match="VGG without BatchNorm"):
         SSD300_VGG16(3, body=VGG16_BN())
+
+
+@pytest.mark.parametrize(("height", "width", "side", "count"), [(120, 170, 28, 40), (33, 20, 14, 7), (5, 4, 28, 0)])
+def test_masks_that_are_pasted_at_once_are_those_that_are_pasted_one_by_one(height: int, width: int, side: int, count: int) -> None:
+    torch.manual_seed(0)
+    maps, sides = torch.rand(count, side, side), torch.tensor([width, height, width, height]).float()
+    corner = torch.rand(count, 2) * sides[:2] * 1.1 - 3
+    boxes = torch.cat([corner, corner + torch.rand(count, 2) * 70], 1).clamp(min=torch.zeros(4), max=sides)
+    boxes[:1], boxes[1:2] = torch.ones(4), torch.cat([torch.zeros(2), sides[:2]])
+    together = paste_at_once(maps, boxes, (height, width))
+    assert together.shape == (count, height, width)
+    torch.testing.assert_close(together, paste(maps, boxes, (height, width)), rtol=0, atol=1e-5)

@@ -209,6 +209,25 @@ def test_a_gram_matrix_is_the_papers() -> None:
     by_hand = torch.stack([sum(one[:, i, j, None] * one[None, :, i, j] for i in range(4) for j in range(5)) / 60 for one in x])
     assert torch.allclose(gram(x), by_hand, atol=1e-6)
     assert gram(x.bfloat16()).dtype is torch.float32
+
+
+@pytest.mark.parametrize("memory", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize(("channels", "height", "width"), [(16, 128, 64), (32, 17, 23), (8, 64, 64)])
+def test_a_gram_matrix_of_bfloat16_is_that_of_the_same_numbers_in_float32(
+    memory: torch.memory_format, channels: int, height: int, width: int
+) -> None:
+    torch.manual_seed(0)
+    half = torch.randn(2, channels, height, width).relu().bfloat16().to(memory_format=memory).requires_grad_()
+    whole = half.detach().float().requires_grad_()
+    found, right = gram(half), gram(whole)
+    assert (found - right).norm() < 2e-3 * right.norm()
+    weights = torch.randn(right.shape)
+    for grams in (found, right):
+        (grams * weights).sum().backward()
+    assert half.grad is not None
+    assert whole.grad is not None
+    assert half.grad.is_contiguous(memory_format=memory)
+    assert (half.grad.float() - whole.grad).norm() < 5e-3 * whole.grad.norm()
     assert variation(torch.tensor([[[[0.0, 2.0], [0.0, 2.0]]]])) == 4
 
 

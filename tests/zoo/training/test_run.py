@@ -151,6 +151,41 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         torch.testing.assert_close(other[name], tensor, rtol=1e-5, atol=1e-6)
 
 
+def both(told: list[str], killed_at: int = 0) -> list[tuple[int, str]]:
+    """Run the command in two processes, with the variables that torchrun sets; return how each ended, and what it said."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    launch = [*python(), str(DRIVER.with_name("killed_at.py")), str(killed_at), *told]
+    pair = [
+        subprocess.Popen(launch, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    said = [process.communicate(timeout=600)[1] for process in pair]
+    return [(process.returncode, words) for process, words in zip(pair, said, strict=True)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["SSDlite320_MobileNet_V3_Large", "LRASPP_MobileNet_V3_Large"])
+def test_two_processes_that_are_killed_go_on_and_leave_the_same_weights(
+    model: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = ["--size", "64"] if model.startswith("LRASPP") else []
+    told = ["finetune", str(data), "-m", model, "--from-scratch", "--epochs", "2", "--batch-size", "4", "--set", "save_every=2", *task]
+    told += ["--device", "cpu", "--quiet"]
+    assert [code for code, _ in both([*told, "-o", str(tmp_path / "whole")])] == [0, 0]
+    assert all(code != 0 for code, _ in both([*told, "-o", str(tmp_path / "killed")], killed_at=3))
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    ended = both(["finetune", "--resume", str(tmp_path / "killed"), "--device", "cpu", "--quiet"])
+    assert [code for code, _ in ended] == [0, 0], ended
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert files[0] == files[1]
+    alone = ["finetune", "--resume", str(tmp_path / "killed"), "--device", "cpu", "--quiet"]
+    assert main(alone) == 1
+    assert "torchrun --nproc-per-node 2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("form", ["annotations.json", ""])
 def test_the_command_teaches_a_detector(form: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"

@@ -18,7 +18,7 @@ from zoo.detection import read_truths
 from zoo.segmentation import Segmenter
 from zoo.training import Diverged, LearningSettings, measure_segmenter, read_yolo, train_detector, train_segmenter
 from zoo.training.detectors import _example
-from zoo.training.loop import learn
+from zoo.training.loop import batches, learn
 
 
 class Small(SSDlite320_MobileNet_V3_Large, fixed=(64, 64)): ...
@@ -106,6 +106,19 @@ def test_a_run_with_other_settings_and_a_damaged_one_are_refused(tmp_path: Path)
     with pytest.raises(MalformedFile, match="restart=True begins anew"):
         run(Toy(), tmp_path)
     assert run(Toy(), tmp_path, restart=True).resumed == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "least", "sizes"), [(11, 4, 1, (4, 4, 3)), (11, 4, 4, (4, 7)), (9, 4, 2, (4, 5)), (3, 4, 4, (3,)), (8, 4, 4, (4, 4))]
+)
+def test_batches_of_an_epoch(count: int, size: int, least: int, sizes: tuple[int, ...]) -> None:
+    each = batches(count, size, least)
+    assert (*[size] * (each - 1), count - size * (each - 1)) == sizes
+
+
+def test_a_batch_norm_that_gets_one_photograph_says_how_many_it_needs(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs two photographs at once, and 1 are too few: give a batch_size of 2 or more"):
+        train_detector(Small(4), data / "annotations.json", tmp_path, batch_size=1, epochs=1)
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
