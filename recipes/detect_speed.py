@@ -94,6 +94,5 @@ def main() -> None:
             print(f"{what:9} {name:14} {1000 * middle:7.2f} ms, {middle / own:.2f} times that of fast; {least}")
 
 
-
 if __name__ == "__main__":
     main()

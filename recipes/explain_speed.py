@@ -2,10 +2,12 @@
 
     pip install grad-cam==1.5.7 captum==0.9.0
     python recipes/explain_speed.py --model ResNet18 --images 8
+    python recipes/explain_speed.py --model ResNet50 --images 32 --device cuda --rounds 10
     python recipes/explain_speed.py --photographs photos/         # Grad-CAM over the time of predict, and the memory
 
 Times are of the processor, of all threads together, so that another program's work does not count; on a GPU they are the clock's.
-Each round takes the libraries in turn; the table has medians. Maps are compared before any time is printed.
+Each round takes the libraries in turn; the table has medians. Maps are compared before any time is printed, without TensorFloat-32; times
+are with PyTorch's own settings.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from zoo import explain, network, predict, trained
+from zoo import explain, fast, network, predict, trained
 from zoo.images.kinds import SUFFIXES
 
+ROWS = 32
+"""Images that go through the network at once, as `explain` has it."""
 CAMS = {"gradcam": "GradCAM", "hirescam": "HiResCAM", "xgradcam": "XGradCAM", "layercam": "LayerCAM"}
 
 
@@ -34,6 +38,7 @@ def main() -> None:
     asked.add_argument("--images", type=int, default=8)
     asked.add_argument("--side", type=int, help="of the images in pixels; the network's own if left out")
     asked.add_argument("--cams", action="store_true", help="class activation maps alone")
+    asked.add_argument("--no-fast", action="store_true", help="leave out what fast(model) makes of occlusion")
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--device", default="cpu")
     asked.add_argument("--photographs", type=Path)
@@ -41,10 +46,10 @@ def main() -> None:
     if given.photographs:
         beside_predict(given.model, given.photographs, given.rounds, given.device)
     else:
-        beside_peers(given.model, given.images, given.rounds, given.device, given.side, given.cams)
+        beside_peers(given.model, given.images, given.rounds, given.device, given.side, given.cams, not given.no_fast)
 
 
-def beside_peers(name: str, images: int, rounds: int, device: str, side: int | None, cams: bool) -> None:
+def beside_peers(name: str, images: int, rounds: int, device: str, side: int | None, cams: bool, kernels: bool) -> None:
     """Print milliseconds an image of each method, ours and the peer's."""
     from captum.attr import IntegratedGradients, Occlusion  # pyright: ignore[reportMissingImports]
     from pytorch_grad_cam import GradCAM, HiResCAM, LayerCAM, XGradCAM  # pyright: ignore[reportMissingImports]
@@ -79,13 +84,19 @@ def beside_peers(name: str, images: int, rounds: int, device: str, side: int | N
         images,
     )
     hides = Occlusion(model)
-    _row(
-        "occlusion, window 32, stride 16",
-        lambda: np.stack([o.raw for o in explain(model, x, "occlusion", 1, options={"window": 32, "stride": 16})]),
-        lambda: hides.attribute(x, (3, 32, 32), (3, 16, 16), target=1, baselines=0).mean(1).detach().cpu().numpy(),
-        rounds,
-        images,
-    )
+    hidden = {"occlusion, window 32, stride 16": model}
+    if kernels:
+        hidden["the same by fast(model)"] = fast(model, device, example=x[:1].expand(ROWS, -1, -1, -1).contiguous(), progress=False)
+    for title, answers in hidden.items():
+        _row(
+            title,
+            lambda answers=answers: np.stack(
+                [o.raw for o in explain(answers, x, "occlusion", 1, batch_size=ROWS, options={"window": 32, "stride": 16})]
+            ),
+            lambda: hides.attribute(x, (3, 32, 32), (3, 16, 16), target=1, baselines=0).mean(1).detach().cpu().numpy(),
+            rounds,
+            images,
+        )
 
 
 def _scaled(maps: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
@@ -103,7 +114,12 @@ def _row(
     images: int,
     alike: Callable[[np.ndarray, tuple[int, ...]], np.ndarray] | None = None,
 ) -> None:
+    allowed = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
     ours, theirs = own(), peer()
+    torch.backends.cudnn.allow_tf32 = allowed
+    for run in (own, peer):
+        run()
     compared = alike(ours, theirs.shape[1:]) if alike else ours
     apart = float(np.abs(compared - theirs).max() / max(float(np.abs(theirs).max()), 1e-12))
     if not apart < 0.01 or not np.abs(theirs).max() > 0:

@@ -76,7 +76,7 @@ def test_a_table_becomes_a_record() -> None:
         ({"alternatives": [{"source": "ftp://example.org/w", "format": "pytorch"}]}, "a source starts with"),
         ({"alternatives": [{"source": "https://example.org/w", "format": "pytorch", "sha": "0"}]}, r"unknown key 'alternatives[0].sha'"),
         ({"alternatives": [{"source": "https://example.org/w", "format": "pytorch", "sha256": "0"}]}, "alternatives[0].sha256 is 64"),
-        ({"format": "onnx"}, "format is one of safetensors, pytorch, keras, file, got 'onnx'"),
+        ({"format": "onnx"}, "format is one of safetensors, pytorch, keras, file, darknet, got 'onnx'"),
         ({"num_classes": "10"}, "num_classes is a int, got '10'"),
         ({"num_classes": True}, "num_classes is a int, got True"),
         ({"num_classes": -1}, "num_classes is positive, got -1"),

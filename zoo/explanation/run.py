@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 USUAL, WHATEVER_HEAD = "gradcam", "hirescam"
 """Methods where none is named: where the head begins with a mean over places, and where it does not."""
+IN_CACHE = 8
+"""Images that a CPU computes at once: the maps of more leave its cache between two layers."""
 _fast_bodies: WeakKeyDictionary[nn.Module, dict[str, Fast]] = WeakKeyDictionary()
 
 
@@ -286,7 +288,8 @@ class Explainer:
                 missing = self.batch_size - len(x) if len(x) < self.batch_size else 0
                 padded = torch.cat([x, x[-1:].expand(missing, -1, -1, -1)]) if missing else x
                 return self.model(padded.to(self.dtype))[: len(x)].float()
-            return self.program.head(self.program.body(x))
+            parts = x.split(IN_CACHE) if x.device.type == "cpu" else (x,)
+            return torch.cat([self.program.head(self.program.body(part)) for part in parts])
 
     def _called(self) -> str:
         return type(self.network).__name__ if self.record is None else f"{self.record.model}:{self.record.tag}"

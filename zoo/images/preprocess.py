@@ -28,6 +28,8 @@ PICTURE = (1, 3, 4)
 ORIENTATION = 0x0112
 UPRIGHT = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90"}
 """EXIF orientation -> the PIL transposition that undoes it."""
+TELL_ORIENTATION = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
+"""What Pillow reads the orientation from, of a picture that is in memory."""
 
 
 def preprocess(images: Any, preprocessing: Preprocessing) -> Tensor:
@@ -129,7 +131,11 @@ def _picture(image: Image, mode: str, name: str) -> Image:
         image.load()
         picture = _eight_bit(image, mode, name)
         turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-        return picture.transpose(Transpose[turn]) if turn else picture
+        if not turn:
+            return picture
+        upright = picture.transpose(Transpose[turn])
+        upright.info = {key: value for key, value in upright.info.items() if key not in TELL_ORIENTATION}  # or it would be turned again
+        return upright
     except (BadImage, MemoryError):
         raise
     except Exception as error:  # a decoder raises whatever it stumbles over: OSError, SyntaxError, struct.error, IndexError

@@ -155,6 +155,7 @@ def test_exif_orientation_is_undone_for_files_and_pil_images(tmp_path: Path, ori
             assert expected.shape == ((30, 20, 3) if orientation > 4 else (20, 30, 3))
             assert np.array_equal(pixels(opened), expected)
         assert np.array_equal(pixels(path), expected)
+        assert np.array_equal(pixels(open_image(path)), expected)  # as commands read what lies in folders: upright once, not twice
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")

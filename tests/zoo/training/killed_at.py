@@ -23,5 +23,5 @@ def learning(*given: Any) -> float:
     return learn(*given)
 
 
-loop.Group.learn = learning
+loop.Group.learn = learning  # pyright: ignore[reportAttributeAccessIssue]
 sys.exit(main(sys.argv[2:]))
