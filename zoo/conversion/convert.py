@@ -31,7 +31,7 @@ from weights.errors import ConvertError, MalformedFile
 from weights.reading import read_unhashed
 from weights.whole import beside, room, sync_file, sync_folder
 from zoo.catalogue import model_class
-from zoo.conversion.export import check_same, export
+from zoo.conversion.export import check_same, export, kept_bits
 from zoo.conversion.fold_input import fold_input as fold
 from zoo.conversion.foreign import Foreign, filled, load
 from zoo.conversion.notes import file_sha256
@@ -185,6 +185,8 @@ def convert(
             if prove and network is not None:
                 progress("proving that it computes the same")
                 made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on, isolated=isolated)
+                if ours is temporary and made.certificate.before and (back := kept_bits(tensors, network)) is not None:
+                    made.certificate = Certificate([*made.certificate.evidence, back], made.certificate.before)
             against = any(each.contradicts for each in made.certificate.evidence)
             if (against and not unproven) or (require_proof and not made.certificate.proven and ours is temporary):
                 raise not_proven(made)
