@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from convert._kept import Kept, Settling, write_all
+from convert.formats import _sharded
 from convert.source import FromFile, Part, Source, Stored
 from convert.steps import NEAR, laid
 from weights.errors import ConvertError, MalformedFile, UnsupportedFormat
@@ -30,12 +31,12 @@ SLAB_BYTES = 1 << 25
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """Tell a safetensors file by its beginning."""
-    return path.is_file() and is_safetensors(head, path.stat().st_size)
+    """Tell a safetensors file by its beginning, or an index of several."""
+    return path.is_file() and (is_safetensors(head, path.stat().st_size) or _sharded.sniff(head, b".safetensors"))
 
 
 def read(path: Path) -> Source:
-    """Open a safetensors file; files of Flax and of our own converter are known by their names and notes.
+    """Open a safetensors file, or those that an index names; files of Flax and of our own converter are known by names and notes.
 
     This is the one reader that works in the process that asks, so nothing is mapped: a file that somebody cuts short would end it. Its
     tensors are read when they are asked for, each into memory of its own.
@@ -46,6 +47,9 @@ def read(path: Path) -> Source:
     from convert.formats import flax
     from convert.formats._torch import numpy_dtype
 
+    if path.name.endswith(".json"):
+        whole = _sharded.read(path, read)
+        return flax.canonical(whole) if flax.looks_like_flax({name: one.stored_shape for name, one in whole.tensors.items()}) else whole
     file = Kept(path)
     try:
         head = _head(file)
