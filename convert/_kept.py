@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from weights.errors import ConvertError, MalformedFile
 
 CHUNK = 1 << 20
 """Bytes that are copied at a time where the system doesn't copy from file to file itself."""
+SETTLED_BYTES = 1 << 26
+"""Bytes that are worth a call that puts them on the disk."""
+SETTLING_S = 0.02
+"""Between two looks at how much is written."""
 
 
 class Kept:
@@ -86,6 +91,32 @@ class Kept:
     def _cut(self, name: str) -> MalformedFile:
         what = f"the tensor {name!r}" if name else "its header"
         return MalformedFile(f"{self._path} was cut short while it was read, in {what}: is somebody writing it? Fetch it again")
+
+
+class Settling:
+    """Has a file that is being written put on its disk meanwhile, so that the end need not wait for all of it at once."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        self._written = threading.Event()
+        self._beside = threading.Thread(target=self._settle, name="zoo-settling", daemon=True)
+
+    def __enter__(self) -> Settling:
+        self._beside.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._written.set()
+        self._beside.join()
+
+    def _settle(self) -> None:
+        done = 0
+        with suppress(OSError):  # who syncs the whole file hears it too
+            while not self._written.wait(SETTLING_S):
+                size = os.fstat(self._file.fileno()).st_size
+                if size - done >= SETTLED_BYTES:
+                    os.fsync(self._file.fileno())
+                    done = size
 
 
 def write_all(file: FileIO, content: memoryview) -> None:

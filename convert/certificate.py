@@ -134,7 +134,8 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """Describe it in what JSON has; an infinite error is None there."""
-        return {"verdict": self.verdict, "proven": self.proven, "evidence": [finite(asdict(one)) for one in self.evidence]}
+        chain = {"chained": self.before} if self.chained and not self.proven else {}
+        return {"verdict": self.verdict, "proven": self.proven, **chain, "evidence": [finite(asdict(one)) for one in self.evidence]}
 
     def __str__(self) -> str:
         lines = [self.verdict]

@@ -85,6 +85,8 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention | None = 
         ConvertError: a file of this ending can't hold it; the message says which can.
         MissingLibrary: h5py is not installed, or for a whole model Keras.
     """
+    if path.name.endswith(".weights.json"):
+        raise ConvertError(f"{path.name}: weights in shards are read and not written; write them into one file, .weights.h5")
     h5py = need("h5py")
     notes = _notes(metadata)
     layers = _layers(parts, convention == "convolution", metadata.get("naming", "keras"), notes)
@@ -96,14 +98,21 @@ def write(parts: Sequence[Part], path: Path, *, convention: Convention | None = 
         return
     if path.name.endswith(WHOLE):
         _keras_model.save([(layer.name, layer.variables) for layer in layers], notes, path)
+        with h5py.File(path, "r+") as file:
+            _note(file, metadata)
         return
     with outlet(path) as made, h5py.File(made, "w") as file:
         if legacy:
             _write_legacy(file, layers, "theano" if convention == "convolution" else "tensorflow")
         else:
             _write_v3(file, layers)
-        if NOTES in metadata:
-            file.create_dataset(NOTES, data=metadata[NOTES].encode())
+        _note(file, metadata)
+
+
+def _note(file: Any, metadata: Mapping[str, str]) -> None:
+    """Keep where the tensors came from in a dataset beside the layers, which Keras never looks at."""
+    if NOTES in metadata:
+        file.create_dataset(NOTES, data=metadata[NOTES].encode())
 
 
 def _notes(metadata: Mapping[str, str]) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def from_pickle(path: Path, format: str, tree: Any, size: int) -> Source:
 def _by_layer(path: Path, format: str, tensors: dict[str, Stored], facts: dict[str, str]) -> Source:
     """Describe arrays by layer, as nolearn keeps them, and as NumPy keeps a dict of layers."""
     named: dict[str, Stored] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in ((name, replace(tensor, origin=name)) for name, tensor in tensors.items()):
         if name.endswith(".inv_std"):
             named[name.removesuffix("inv_std") + "running_var"] = tensor.then(Moment("inv_std", EPS))
         else:

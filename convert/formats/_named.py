@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from convert.formats import _caffe_named
 from convert.source import Convention, Shape, Source, Stored
 from convert.steps import from_layout
 
@@ -23,6 +24,8 @@ PYTORCH = {name: leaf for leaf, names in LEAVES.items() for name in names}
 ENDING = re.compile(r"^(?:(.*)[./])?(" + "|".join(sorted(map(re.escape, PYTORCH), key=len, reverse=True)) + r")(?::0)?$")
 TENSORFLOW = re.compile(r"kernel(:0)?$|depthwise_weights(:0)?$|(^|[./])(gamma|moving_mean|moving_variance|mean[/.]EMA)(:0)?$|:0$")
 """Names that only TensorFlow and its kin give: HWIO, and dense weights (in, out)."""
+SLIM = re.compile(r"(^|[./])(weights|biases|variance)$")
+"""Words that are TensorFlow's where kernels are HWIO: of networks that came to it from Caffe."""
 LARGEST_KERNEL = 11
 
 
@@ -32,10 +35,14 @@ def source(path: Path, format: str, tensors: Mapping[str, Stored], facts: Mappin
     Nobody but the file's own notes can say whether such kernels are of true convolution; without them that is "unknown". TensorFlow
     knows no true convolution.
     """
+    said, caffe = facts.get("kernel_convention"), False
+    known = {name: split for name in tensors if all(split := _split(name))}
+    if said is None and (blobs := _caffe_named.spelt(tensors, known)) is not None:
+        tensors, caffe = blobs
     tensorflow = any(TENSORFLOW.search(name) for name in tensors)
-    said = facts.get("kernel_convention")
-    convention: Convention = "convolution" if said == "convolution" else "correlation" if said == "correlation" or tensorflow else "unknown"
-    shapes = {name: tensor.stored_shape for name, tensor in tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    correlation = said == "correlation" or tensorflow or caffe or (_channels_last(shapes) and any(map(SLIM.search, tensors)))
+    convention: Convention = "convolution" if said == "convolution" else "correlation" if correlation else "unknown"
     last_channels = tensorflow or _channels_last(shapes)
     last_out = tensorflow or _last_out(shapes)
     halves = {_module(name) for name in tensors if _called(name) == "pointwise_kernel"}
@@ -56,7 +63,8 @@ def source(path: Path, format: str, tensors: Mapping[str, Stored], facts: Mappin
     if last_channels and not tensorflow:
         notes = [*notes, "kernels are taken for (height, width, in, out), as their shapes speak for it"]
     flatten = "hwc" if last_channels else "chw"
-    return Source(path, format, "TensorFlow's names" if tensorflow else "NumPy", found, flatten=flatten, facts=dict(facts), notes=notes)
+    framework = "TensorFlow's names" if tensorflow else "Caffe's blobs" if caffe else "NumPy"
+    return Source(path, format, framework, found, flatten=flatten, facts=dict(facts), notes=notes)
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -82,13 +90,13 @@ def _half(name: str, module: str, leaf: str, halves: Collection[str]) -> str:
 
 
 def _shaped(tensor: Stored, last_channels: bool, last_out: bool, convention: Convention) -> Stored:
-    axes = len(tensor.stored_shape)
+    axes = len(tensor.shape)
     if axes == 2 and last_out:
-        return replace(tensor, steps=from_layout("linear", "IO", tensor.stored_shape))
+        return tensor.then(*from_layout("linear", "IO", tensor.shape))
     if not 3 <= axes <= 5:
         return tensor
     layout = "DHW"[5 - axes :] + "IO" if last_channels else "OI" + "DHW"[5 - axes :]
-    return replace(tensor, steps=from_layout("conv", layout, tensor.stored_shape), convention=convention)
+    return replace(tensor.then(*from_layout("conv", layout, tensor.shape)), convention=convention)
 
 
 def _channels_last(shapes: Mapping[str, Shape]) -> bool:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from convert._guard import check, reading
+from convert._guard import MAX_FACT, check, reading
 from convert.formats import _hdf5, _keras_archive, _keras_legacy, _keras_v3, chainer
-from convert.formats._hdf5 import Group, Hdf5
+from convert.formats._hdf5 import Dataset, Group, Hdf5
 from convert.formats._keras_config import MAX_CONFIG_BYTES, parse, specs
 from convert.formats._keras_graph import NotUnderstood, graph
 from convert.formats._keras_layers import Era, Layer, ordering, tensors
 from convert.formats._keras_prepared import prepared
+from convert.formats._keras_write import NOTES
 from convert.formats._keras_write import write as write
 from convert.graph import Graph
 from convert.source import Convention, Source, Stored
@@ -78,7 +79,8 @@ def _hdf5_file(path: Path) -> Source:
     if kind == "numbered":
         return _numbered(path, file)
     if kind == "counted":
-        return _source(path, {}, *_keras_v3.layers(_keras_v3.entries(file), ()), Era("3"), {"dialect": "Keras 3 weights"}, file)
+        facts = {"dialect": "Keras 3 weights", **_noted(file)}
+        return _source(path, {}, *_keras_v3.layers(_keras_v3.entries(file), ()), Era("3"), facts, file)
     if kind != "named":
         if (theirs := chainer.from_hdf5(path, file)) is not None:
             return theirs
@@ -100,13 +102,27 @@ def _hdf5_file(path: Path) -> Source:
         (hint[0] or ordering(layers)) if old else "",
         known or HINTED.get(hint[1], "unknown"),
     )
-    facts = {"dialect": "whole model" if text else "weights", **({"kernel order": era.ordering} if old else {})}
+    facts = {"dialect": "whole model" if text else "weights", **({"kernel order": era.ordering} if old else {}), **_noted(file)}
     source = _source(path, config, layers, "config", era, facts, file)
     if known is None and hint[1]:
         source.notes.append(f"the file does not name its backend; {hint[1]}_kernels in its name says {era.convention}")
     if "optimizer_weights" in file.root.links:
         source.notes.append("the optimizer's state is left out")
     return source
+
+
+def _noted(file: Hdf5) -> dict[str, str]:
+    """Read what `zoo convert` noted in a file that it wrote."""
+    held = file.root[NOTES] if NOTES in file.root.links else None
+    if not isinstance(held, Dataset) or held.shape != () or not held.type.text:
+        return {}
+    return _fact(held.value())
+
+
+def _fact(said: Any) -> dict[str, str]:
+    """Keep notes that are text, of a length that notes have; room that was left for more behind them is taken off."""
+    text = said.rstrip() if isinstance(said, str) else ""
+    return {NOTES: text} if 0 < len(text) <= MAX_FACT else {}
 
 
 def _numbered(path: Path, file: Hdf5) -> Source:
@@ -146,7 +162,8 @@ def _archive(path: Path) -> Source:
     version = archive.metadata.get("keras_version")
     era = Era(version if isinstance(version, str) else "3")
     layers, names = _keras_v3.layers(found, specs(archive.config))
-    return _source(path, archive.config, layers, names, era, {"dialect": "Keras 3 archive"}, file)
+    facts = {"dialect": "Keras 3 archive", **_fact(archive.metadata.get(NOTES))}
+    return _source(path, archive.config, layers, names, era, facts, file)
 
 
 def _shards(path: Path) -> list[Path]:

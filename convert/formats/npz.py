@@ -1,4 +1,4 @@
-"""NumPy's .npz and .npy: tensors by any name, Flax's trees, and the lists that Lasagne keeps without names.
+"""NumPy's .npz and .npy: tensors by any name, Flax's trees, Caffe's blobs, and the lists that Lasagne keeps without names.
 
 A member is mapped where it is stored as it is, and unpacked when it is asked for where it is compressed. Objects in such a file are
 pickles: they are read as data, by `convert.formats._pickles`.

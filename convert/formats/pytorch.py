@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from convert._guard import MAX_TENSORS
 from convert.core import strip_wrappers
-from convert.formats import _script
+from convert.formats import _script, _sharded
 from convert.formats._picklearrays import Call
 from convert.formats._torch import numpy_dtype
 from convert.formats._torchpickle import STREAM, Described, Odd, Opened, array, extent, opened, unsafe
@@ -49,7 +49,7 @@ def sniff(path: Path, head: bytes) -> bool:
 
     A program of TorchScript's begins with the first of its tensors, its code, or what its code needs.
     """
-    if head.startswith(STREAM):
+    if head.startswith(STREAM) or _sharded.sniff(head, b".bin"):
         return True
     if not head.startswith(b"PK\3\4"):
         return head[257:262] == b"ustar" and path.name.endswith(SUFFIXES)
@@ -80,6 +80,8 @@ def read(path: Path, data: Buffer | None = None) -> Source:
         OSError: it can't be opened.
     """
     path = Path(path)
+    if data is None and path.name.endswith(".json"):
+        return _sharded.read(path, read)
     view = _mapped(path) if data is None else memoryview(data).cast("B")
     found = opened(view, path)
     try:

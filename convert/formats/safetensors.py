@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert._kept import Kept, write_all
+from convert._kept import Kept, Settling, write_all
+from convert.formats import _sharded
 from convert.source import FromFile, Part, Source, Stored
 from convert.steps import NEAR, laid
 from weights.errors import ConvertError, MalformedFile, UnsupportedFormat
@@ -30,12 +31,12 @@ SLAB_BYTES = 1 << 25
 
 
 def sniff(path: Path, head: bytes) -> bool:
-    """Tell a safetensors file by its beginning."""
-    return path.is_file() and is_safetensors(head, path.stat().st_size)
+    """Tell a safetensors file by its beginning, or an index of several."""
+    return path.is_file() and (is_safetensors(head, path.stat().st_size) or _sharded.sniff(head, b".safetensors"))
 
 
 def read(path: Path) -> Source:
-    """Open a safetensors file; files of Flax and of our own converter are known by their names and notes.
+    """Open a safetensors file, or those that an index names; files of Flax and of our own converter are known by names and notes.
 
     This is the one reader that works in the process that asks, so nothing is mapped: a file that somebody cuts short would end it. Its
     tensors are read when they are asked for, each into memory of its own.
@@ -46,6 +47,9 @@ def read(path: Path) -> Source:
     from convert.formats import flax
     from convert.formats._torch import numpy_dtype
 
+    if path.name.endswith(".json"):
+        whole = _sharded.read(path, read)
+        return flax.canonical(whole) if flax.looks_like_flax({name: one.stored_shape for name, one in whole.tensors.items()}) else whole
     file = Kept(path)
     try:
         head = _head(file)
@@ -202,7 +206,7 @@ def save_stored(
     places = {name: header[name]["data_offsets"] for name in order}
     filled = [name for name in order if places[name][0] < places[name][1]]
     read = [name for name in filled if not tensors[name].poured]
-    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1, "zoo-next-tensor") as ahead:
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1, "zoo-next-tensor") as ahead, Settling(file):
         write_all(file, memoryview(len(text).to_bytes(8, "little") + text))
         coming = {name: ahead.submit(_spread, tensors[name]) for name in read[:1]}
         for name in filled:
@@ -212,8 +216,17 @@ def save_stored(
             view = coming.pop(name).result() if name in coming else _spread(tensors[name])
             follow = read[read.index(name) + 1 :][:1] if name in read else []
             coming |= {after: ahead.submit(_spread, tensors[after]) for after in follow}  # it is read while this one is written
-            for part in in_order(view, dtypes[name]):
+            for part in _next_beside(in_order(view, dtypes[name])) if view.nbytes > 2 * SLAB_BYTES else in_order(view, dtypes[name]):
                 write_all(file, part.reshape(-1).view(np.uint8).data)
+
+
+def _next_beside(parts: Generator[np.ndarray]) -> Generator[np.ndarray]:
+    """Lay the next part out while the last one is written."""
+    with ThreadPoolExecutor(1, "zoo-next-part") as beside:
+        coming = beside.submit(next, parts, None)
+        while (part := coming.result()) is not None:
+            coming = beside.submit(next, parts, None)
+            yield part
 
 
 def _spread(tensor: Stored) -> np.ndarray:
@@ -224,16 +237,19 @@ def _spread(tensor: Stored) -> np.ndarray:
 
 
 def in_order(view: np.ndarray, dtype: np.dtype[Any]) -> Generator[np.ndarray]:
-    """Give an array's numbers one behind the other in the order of its axes, in parts that share their memory where they have to move."""
+    """Give an array's numbers one behind the other in the order of its axes.
+
+    Where they have to move, the parts share their memory: each may be read until the one after the next is asked for.
+    """
     if view.flags.c_contiguous or not view.ndim or view.nbytes <= SLAB_BYTES:
         yield np.ascontiguousarray(laid(view), dtype)
         return
     rows = max(1, SLAB_BYTES // (view.nbytes // len(view)))
     rows -= rows % NEAR if rows > NEAR else 0
-    slab = np.empty((rows, *view.shape[1:]), view.dtype)
-    for start in range(0, len(view), rows):
+    slabs = np.empty((2, rows, *view.shape[1:]), view.dtype)
+    for number, start in enumerate(range(0, len(view), rows)):
         part = view[start : start + rows]
-        yield np.ascontiguousarray(laid(part, slab[: len(part)]), dtype)
+        yield np.ascontiguousarray(laid(part, slabs[number % 2, : len(part)]), dtype)
 
 
 def amend(path: Path, metadata: Mapping[str, str]) -> None:

@@ -21,14 +21,14 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from hostile import REFERENCES, run
+from hostile import READERS, REFERENCES, run
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".faults-files.json"
 STEP = 1000
-STRUCTURED = ("chainer", "coreml", "graphdef", "mxnet", "ncnn", "openvino", "paddle", "pytorch", "tfjs", "tflite", "torch7")
+STRUCTURED = ("chainer", "coreml", "graphdef", "mxnet", "ncnn", "openvino", "paddle", "pytorch", "tfjs", "tflite", "torch7", "torchscript")
 WHOLE = ", containers whole"
 """Behind a reader's name in the state and the report: of mutants by `structured.py`."""
 err = Console(stderr=True)
@@ -123,7 +123,7 @@ def main() -> int:
     from convert.formats import formats
 
     parser = argparse.ArgumentParser()
-    parser.add_argument("--format", action="append", choices=sorted(formats()))
+    parser.add_argument("--format", action="append", choices=sorted({*formats(), *READERS}))
     parser.add_argument("--structured", action="store_true")
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -34,6 +35,8 @@ from structured import structured
 SECONDS = 20
 SPARE_BYTES = 200 * 2**20
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
+READERS = {"torchscript": "pytorch"}
+"""What seeds are of that are no format of their own: the reader of their files."""
 Change = Callable[[bytes, random.Random], bytes]
 HERE = Path(__file__).parent
 KEPT = HERE.parents[1] / ".faults"
@@ -188,7 +191,7 @@ def read_everything(path: Path, format: str) -> str:
     from weights.errors import ConvertError
 
     try:
-        with formats.read(path, format) as source:
+        with formats.read(path, READERS.get(format, format)) as source:
             for stored in source.tensors.values():
                 stored.as_correlation("convolution").array()
             if format in REFERENCES:
@@ -220,7 +223,9 @@ def _of_torch(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         zipped = file.read(4) == b"PK\3\4"
     # torch's unmapped reader hands out memory that it never filled, for some damaged archives
-    found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that an archive looks like TorchScript's, which it then refuses
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     for _ in range(2):
         found = next((found[key] for key in NESTED if isinstance(found, dict) and isinstance(found.get(key), dict) and found[key]), found)
     tensors = {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}

@@ -18,6 +18,8 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
+import structured_torch
+
 NUMBERS = (0, 1, 2, 3, 5, 7, 127, 128, 255, 1000, 65_535, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1)
 TEXTS = ("", "x", "conv", "Conv", "float16", "int64", "../x", "/", "\0", "é" * 3, "a" * 5000, "-1", "SAME", "NHWC", "%s", "1e999")
 DEEPEST = 12
@@ -262,8 +264,15 @@ def of_zip(data: bytes, draw: random.Random) -> bytes:
     at, how = draw.randrange(len(members)), draw.random()
     likely = [place for place, (name, _) in enumerate(members) if name.endswith((".pkl", ".npy", ".json", "version", "byteorder"))]
     at = draw.choice(likely) if likely and draw.random() < 0.7 else at
+    program = any(label.endswith("/constants.pkl") for label, _ in members)
+    if program and draw.random() < 0.6:
+        at = next((place for place, (label, _) in enumerate(members) if label.endswith("/data.pkl")), at)
     name, content = members[at]
-    if how < 0.06:
+    if program and name.endswith("/data.pkl"):
+        members[at] = (name, structured_torch.of_program(content, draw, number, text))
+    elif program and re.search(r"/data/\d+$", name):
+        members[at] = (name, draw.choice((content[:-1], content * 2, content[: len(content) // 2], content[4:], b"")))
+    elif how < 0.06:
         members.pop(at)
     elif how < 0.1:
         members.append((name, draw.choice(members)[1]))
@@ -319,6 +328,8 @@ def of_flatbuffer(data: bytes, draw: random.Random) -> bytes:
 def _ways(data: bytes) -> Callable[[bytes, random.Random], bytes]:
     if data[:4] == b"PK\3\4":
         return of_zip
+    if data[:8] in (b"\3\0\0\0\1\0\0\0", b"\4\0\0\0\1\0\0\0"):
+        return lambda held, draw: structured_torch.of_torch7(held, draw, number, text)
     if data[4:8] == b"TFL3":
         return of_flatbuffer
     if data[:6] == b"\x93NUMPY":

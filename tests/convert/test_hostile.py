@@ -128,3 +128,26 @@ def test_a_changed_value_leaves_its_container_whole() -> None:
     once = [written(of_fields(fields(message) or [], random.Random(seed))) for seed in range(200)]
     assert sum(fields(each) is not None for each in once) > 190
     assert len(set(once)) > 15
+
+
+def test_torch7s_objects_are_taken_apart_and_written_as_they_were(tmp_path: Path) -> None:
+    from structured_torch import torch7
+
+    for path in hostile.seeds("torch7", tmp_path):
+        assert torch7(path.read_bytes()) == path.read_bytes()
+
+
+def test_a_changed_program_is_still_an_archive_whose_pickle_ends(tmp_path: Path) -> None:
+    import io
+    import pickletools
+    import zipfile
+
+    data = hostile.seeds("torchscript", tmp_path)[2].read_bytes()
+    made: set[bytes] = set()
+    for seed in range(100):
+        with zipfile.ZipFile(io.BytesIO(structured(data, random.Random(seed)))) as archive:
+            assert archive.testzip() is None
+            pickles = [archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl")]
+        made.update(pickles)
+        assert all(list(pickletools.genops(one))[-1][0].name == "STOP" for one in pickles)
+    assert len(made) > 40

@@ -6,7 +6,6 @@ import copy
 import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor, nn
 
-import weights
 from convert import certificate, formats, names, sandbox
 from convert._guard import correlation_only
 from convert.certificate import Certificate
@@ -26,15 +24,14 @@ from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.arguments import forgiving
 from weights.cache import stamp_of
-from weights.digests import of_file
 from weights.errors import ConvertError, MalformedFile
 from weights.reading import read_unhashed
 from weights.whole import beside, room, sync_file, sync_folder
 from zoo.catalogue import model_class
-from zoo.conversion.export import check_same, export
+from zoo.conversion.export import check_same, export, kept_bits
 from zoo.conversion.fold_input import fold_input as fold
 from zoo.conversion.foreign import Foreign, filled, load
-from zoo.conversion.notes import file_sha256
+from zoo.conversion.identity import hashing
 from zoo.conversion.own import OwnNetwork, own_network
 from zoo.conversion.pixels import known_pixels, searched, told_by_user
 from zoo.conversion.proof import decided, proven
@@ -147,11 +144,10 @@ def convert(
     progress(f"opening {source.name}")
     model = model_of(model, example, arguments)
     with (
-        _hashing(source, model.variant().__name__) as (hashed, other),
+        hashing(source) as hashes,
         _opened(source, format, isolated, weights_of) as opened,
     ):
-        sha256 = hashed.result()  # first of all: a file that the registry knows brings its options and preprocessing along
-        known = weights.recognise(sha256, other if source.is_file() else None, model=model.variant().__name__, format=opened.format)
+        known = hashes.known(opened, model)  # first of all: a file that the registry knows brings its options and preprocessing along
         keywords = {"naming": naming, "match": match, "headless": headless, "known": known, **options}
         foreign, decision = decided(opened, model, convention, spatial_order, pictures, keywords, progress)
         told = told_by_user(foreign.network, **{name: value for name, value in said.items() if value is not None})
@@ -166,7 +162,6 @@ def convert(
         made.pixels = None if issubclass(model, OwnNetwork) and not (told or pixels.table) else pixels
         if made.pixels is None and getattr(foreign.network, "in_channels", 0) == 3:
             made.notes.append(UNSAID)
-        made.sha256 = sha256
         with _temporary(destination, sidecars) as temporary:
             progress(f"writing {destination.name}")
             ours = (
@@ -181,10 +176,13 @@ def convert(
                 lambda done, total: progress(f"writing {destination.name}, {done >> 20} of {total >> 20} MB"),
             )
             settled = stamp_of(ours.stat())
+            made.sha256 = hashes.sha256
             network = made.network = _loaded(foreign, ours) if prove or ours is not temporary else None
             if prove and network is not None:
                 progress("proving that it computes the same")
                 made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on, isolated=isolated)
+                if ours is temporary and made.certificate.before and (back := kept_bits(tensors, network)) is not None:
+                    made.certificate = Certificate([*made.certificate.evidence, back], made.certificate.before)
             against = any(each.contradicts for each in made.certificate.evidence)
             if (against and not unproven) or (require_proof and not made.certificate.proven and ours is temporary):
                 raise not_proven(made)
@@ -208,22 +206,6 @@ def _opened(source: Path, format: str, isolated: bool, weights_of: str | None) -
         if format != "auto" and (found := _sniffed(source)) not in ("", format):
             raise MalformedFile(f"{source} is no file of the format {format}; its content is of {found}. Leave --from out") from error
         raise
-
-
-@contextmanager
-def _hashing(source: Path, model: str) -> Iterator[tuple[Future[str], Callable[[str], str]]]:
-    """Hash a source while its reader starts: by SHA-256, and by what else publishers state of files of its format for this network."""
-    format = _sniffed(source) if source.is_file() else ""
-    stated = {row.digest.partition(":")[0] for row in weights.checkpoints(model) if row.digest and row.format == format}
-    with ThreadPoolExecutor(1 + len(stated), "zoo-hash") as beside:
-        first = beside.submit(file_sha256, source)
-        others = {algorithm: beside.submit(of_file, source, f"{algorithm}:") for algorithm in stated}
-
-        def other(digest: str) -> str:
-            known = others.get(digest.partition(":")[0])
-            return of_file(source, digest) if known is None else known.result()
-
-        yield first, other
 
 
 def model_of(

@@ -239,6 +239,14 @@ def _convention_of(written: Source, wanted: Convention | None) -> Convention | N
     return None
 
 
+def kept_bits(tensors: Mapping[str, Stored], network: Model) -> Evidence | None:
+    """Compare a network that was loaded from what was written with the source's tensors; None where they are not the same bits."""
+    state = {name: tensor for name, tensor in network.state_dict().items() if not name.endswith(COUNTER)}
+    if _differing(tensors, state):
+        return None
+    return Evidence("read back", True, 0.0, f"the safetensors file read again gives every one of {len(state)} tensors bit for bit", [])
+
+
 def _differing(found: Mapping[str, Stored], state: Mapping[str, Tensor]) -> str:
     """Name the first tensor that is not the same bits; "" when all are."""
     from convert.formats._torch import as_array

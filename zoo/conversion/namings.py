@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from zoo.conversion.own import OwnNetwork
 from zoo.networks.model import Model
 
 KEPT = "the file has its classifier, which is kept"
+SHARD = re.compile(r"-\d{5}-of-(\d{5})\.\w+$")
 MATCH = "match"
 """Stands for a naming where modules are paired by topology, shapes and names."""
 EXPORTED = ("chainer", "coreml", "graphdef", "mxnet", "ncnn", "openvino", "paddle", "tfjs", "tflite", "torch7")
@@ -133,7 +135,9 @@ def _misfit(source: Source, model: type[Model], best: Foreign | None, candidates
     """Say what of a file does not fit, and of which network it may be."""
     likely = next(iter(recognise(source)), None)
     hint = ""
-    if likely is not None and likely.confidence >= SURE and likely.called != model.__name__:
+    if (match := SHARD.search(source.path.name)) is not None:
+        hint = f"\nIt is one of {int(match[1])} shards: name the index beside them, a file that ends in .index.json."
+    elif likely is not None and likely.confidence >= SURE and likely.called != model.__name__:
         hint = f"\nIts tensors have the shapes of {likely.called} ({likely.confidence:.0%}): name that network instead."
     if best is None:
         tried = f"none of its namings ({', '.join(candidates)}) is of {model.__name__}"

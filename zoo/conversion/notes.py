@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import weights
+from convert.formats import _sharded
 from weights.documents import misread, read_json
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def accepted(model: type[Model]) -> dict[str, Any]:
 
 
 def file_sha256(path: Path) -> str:
-    """Hash a file; of a folder, the names and hashes of its files in the order of their names."""
+    """Hash a file; of a folder, the names and hashes of its files in the order of their names; of an index, its shards too."""
     if path.is_dir():
         whole = hashlib.sha256()
         for file in sorted(file for file in path.rglob("*") if file.is_file()):
@@ -64,5 +65,10 @@ def file_sha256(path: Path) -> str:
     if not path.exists():  # the prefix of a TensorFlow checkpoint's files
         parts = sorted(path.parent.glob(f"{path.name}.*"))
         return hashlib.sha256("\n".join(f"{part.suffix}\0{file_sha256(part)}" for part in parts).encode()).hexdigest()
+    if path.name.endswith(".index.json"):  # which holds no numbers: those are in its shards
+        shards = [path.with_name(name) for name in dict.fromkeys(_sharded.listed(path).values())]
+        whole = hashlib.sha256(path.read_bytes())
+        whole.update("".join(f"\n{shard.name}\0{file_sha256(shard)}" for shard in shards).encode())
+        return whole.hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -126,8 +126,11 @@ def proven(
 def _proven_before(foreign: Foreign, noted: Mapping[str, Any]) -> str:
     """Say who vouches for these very tensors: the notes of a conversion that was proven, or their publisher; "" where nobody does."""
     parity = noted.get("parity")
-    if isinstance(parity, Mapping) and parity.get("proven") is True and noted["options"] == foreign.options:
-        return f"its source's notes say {str(parity.get('verdict', 'that it was proven'))[:300]}"
+    if isinstance(parity, Mapping) and noted["options"] == foreign.options:
+        if parity.get("proven") is True:
+            return f"its source's notes say {str(parity.get('verdict', 'that it was proven'))[:300]}"
+        if isinstance(chained := parity.get("chained"), str) and chained:
+            return chained[:400]  # bit for bit the network of a file that was proven, through any number of files
     if foreign.known is not None and foreign.known.model == foreign.model.variant().__name__ and foreign.known.options == foreign.options:
         return f"its source is the published file of {foreign.known.model}:{foreign.known.tag}"
     return ""

@@ -129,7 +129,7 @@ def told(made: Conversion) -> dict[str, Any]:
         "preprocessing": asdict(made.preprocessing),
         "pixels": None if made.pixels is None else made.pixels.to_json(),
         "labels": made.labels,
-        "source": origin(made) | ({"facts": made.source.facts} if made.source.format != "safetensors" else {}),
+        "source": origin(made) | ({"facts": _facts(made)} if made.source.format != "safetensors" else {}),
         "convention": "correlation",
         "transforms": made.transforms,
         "notes": made.notes,
@@ -137,6 +137,11 @@ def told(made: Conversion) -> dict[str, Any]:
         "parity": made.certificate.to_json(),
         "versions": versions(),
     }
+
+
+def _facts(made: Conversion) -> dict[str, str]:
+    """List what the source says, but for notes of an earlier conversion: notes in notes would grow with every file of a chain."""
+    return {name: fact for name, fact in made.source.facts.items() if name != NOTES}
 
 
 def origin(made: Conversion) -> dict[str, Any]:

@@ -17,7 +17,8 @@ def arrays() -> list[np.ndarray]:
 
 def seeds(folder: Path) -> list[Path]:
     made = [
-        folder / name for name in ("list.npz", "packed.npz", "torch.npz", "keras.npz", "flax.npz", "object.npz", "array.npy", "layers.npy")
+        folder / name
+        for name in ("list.npz", "packed.npz", "torch.npz", "keras.npz", "flax.npz", "object.npz", "array.npy", "layers.npy", "blobs.npz")
     ]
     values = arrays()
     names = ["conv.weight", "bn.bias", "bn.weight", "bn.running_mean", "bn.running_var", "fc.weight", "fc.bias"]
@@ -35,4 +36,10 @@ def seeds(folder: Path) -> list[Path]:
     np.save(made[6], values[0])
     layers: Any = {"conv1_1": [np.zeros((3, 3, 3, 8), "f4"), np.zeros(8, "f4")], "fc": {"weights": np.zeros((8, 2), "f4")}}
     np.save(made[7], layers, allow_pickle=True)
+    blobs = {
+        "conv1": [values[0], values[1]],
+        "bn_conv1": [values[2], values[3], np.array([2], "f4")],
+        "scale_conv1": [values[1], values[4]],
+    }
+    np.savez(made[8], **{f"{layer}/{place}": blob for layer, held in blobs.items() for place, blob in enumerate(held)})
     return made

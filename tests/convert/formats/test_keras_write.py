@@ -185,7 +185,14 @@ def test_notes_travel_along_and_hurt_no_reader(tmp_path: Path) -> None:
         keras_files.write(described(made), tmp_path / f"a{ending}", metadata={"kernelzoo": notes})
         with h5py.File(tmp_path / f"a{ending}") as file:
             assert file["kernelzoo"][()].decode() == notes
+        assert formats.read(tmp_path / f"a{ending}").facts["kernelzoo"] == notes
         assert same(read(tmp_path / f"a{ending}", made), made)
+
+
+def test_shards_are_read_and_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ConvertError, match=r"write them into one file, \.weights\.h5"):
+        keras_files.write(described(network(zoo.MobileNetV1_025)), tmp_path / "a.weights.json", metadata={})
+    assert not list(tmp_path.iterdir())
 
 
 def test_efficientnets_file_holds_the_preprocessing_that_keras_does(tmp_path: Path) -> None:
@@ -252,6 +259,7 @@ def test_keras_loads_a_whole_model_and_computes_our_logits(ending: str, tmp_path
         here = made(x).numpy()
     assert np.abs(here - there).max() < 1e-4 * np.abs(there).max()
     assert same(read(paths[0], made), made)
+    assert formats.read(paths[0]).facts["kernelzoo"] == notes["kernelzoo"]
     if ending == ".keras":
         with zipfile.ZipFile(paths[0]) as archive:
             assert json.loads(archive.read("metadata.json"))["kernelzoo"] == notes["kernelzoo"]

@@ -12,7 +12,7 @@ from roundtrips import built
 from torch import Tensor, nn
 
 from convert import execute, formats
-from convert.formats import _tflite_export, safetensors, tflite
+from convert.formats import _tflite_handlers, safetensors, tflite
 from weights.errors import ConvertError, WeightsMismatch
 from zoo.conversion.convert import convert
 
@@ -164,13 +164,13 @@ def test_a_batchnorm_anywhere_is_read_back(case: str, ending: str, tmp_path: Pat
 
 
 def test_a_wrong_fold_is_seen_when_it_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = _tflite_export._scale
+    right = _tflite_handlers._scale
 
     def wrong(out: Any, norm: Any) -> tuple[np.ndarray, np.ndarray]:
         scale, shift = right(out, norm)
         return scale * (1 + 1e-5), shift
 
-    monkeypatch.setattr(_tflite_export, "_scale", wrong)
+    monkeypatch.setattr(_tflite_handlers, "_scale", wrong)
     network = drawn(NORMS["behind a convolution with a bias"])
     safetensors.save(network.state_dict(), tmp_path / "a.safetensors")
     with pytest.raises(ConvertError, match="does not read back as it was written"):

@@ -15,7 +15,7 @@ import torch
 from roundtrips import built
 from torch import Tensor
 
-from convert import formats
+from convert import formats, names
 from convert.conversion import Undecided
 from convert.formats import safetensors
 from convert.source import Convention
@@ -533,8 +533,31 @@ def test_a_folded_input_is_proven_and_recorded(ours: Path, network: Model, tmp_p
     assert noted(tmp_path / "b.safetensors")["transforms"]["conv1.weight"]["steps"] != []
 
 
+def test_caffes_blobs_in_an_npz_find_their_network(tmp_path: Path) -> None:
+    network = built("MobileNetV1_025")
+    state, blobs = {name: tensor.numpy() for name, tensor in network.state_dict().items()}, {}
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    for row in names.rows("caffe", MobileNetV1_025, shapes):
+        held = {
+            leaf: state[f"{row.ours}.{leaf}"] for leaf in ("running_mean", "running_var", "weight", "bias") if f"{row.ours}.{leaf}" in state
+        }
+        if row.kind == "norm":
+            blobs |= {
+                f"{row.theirs}/0": 2 * held["running_mean"],
+                f"{row.theirs}/1": 2 * held["running_var"],
+                f"{row.theirs}/2": np.array([2.0]),
+            }
+        blobs |= {
+            f"{row.theirs.replace('/bn', '/scale')}/{place}": held[leaf] for place, leaf in enumerate(("weight", "bias")) if leaf in held
+        }
+    np.savez(tmp_path / "a.npz", **blobs)
+    made = convert(tmp_path / "a.npz", tmp_path / "b.safetensors", MobileNetV1_025)
+    assert same(tmp_path / "b.safetensors", network)
+    assert (made.naming, made.source.framework, made.preprocessing.channel_order) == ("caffe", "Caffe's blobs", "bgr")
+
+
 @pytest.mark.reference
-@pytest.mark.parametrize("ending", [".onnx", ".xml", ".tflite", ".bson", ".jld2", ".npz", ".mat"])
+@pytest.mark.parametrize("ending", [".onnx", ".xml", ".tflite", ".bson", ".jld2", ".npz", ".mat", ".h5", ".weights.h5"])
 def test_the_notes_of_a_written_file_say_what_the_screen_said(ending: str, tmp_path: Path) -> None:
     """The proof comes after the file is written, and must be in it all the same."""
     safetensors.save(built("ResNet20").state_dict(), tmp_path / "a.safetensors")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -300,6 +301,10 @@ def test_a_naming_brings_its_options_and_preprocessing(tmp_path: Path) -> None:
     theirs: dict[str, Any] = {"padding": "even", "norm_eps": 1e-3, "activation": "relu6"}
     network = built("MobileNetV1_025", **theirs)
     convert(save(network.state_dict(), tmp_path / "a.safetensors"), tmp_path / "b.h5", MobileNetV1_025, **theirs)
+    with (noted := open_foreign(tmp_path / "b.h5", MobileNetV1_025)).source:
+        assert noted.preprocessing["mean"] == (0.485, 0.456, 0.406)  # as it was converted, which its notes say
+    with h5py.File(tmp_path / "b.h5", "r+") as file:
+        del file[NOTES]
     with formats.read(tmp_path / "b.h5") as source:
         assert "conv1.weight" in source.tensors  # Keras's names
     with (found := open_foreign(tmp_path / "b.h5", MobileNetV1_025)).source:

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import zoo
+from convert import formats
 from convert.formats import safetensors
 from weights import BadRecord
 from weights.reading import read_file
@@ -182,6 +183,27 @@ def test_a_published_or_proven_network_written_elsewhere_is_the_same_network(tmp
         made = convert(tmp_path / "b.safetensors", tmp_path / f"c.{ending}", ResNet20)
         assert "the same network, read back bit for bit; its source's notes say PROVEN" in made.verdict
         assert "UNPROVEN" not in made.verdict
+
+
+def test_a_proven_network_stays_the_same_network_through_a_chain_of_files(tmp_path: Path) -> None:
+    convert(kept(trained(ResNet20), tmp_path / "a.safetensors"), tmp_path / "a.onnx", ResNet20)
+    before = tmp_path / "first.safetensors"
+    verdict = convert(tmp_path / "a.onnx", before, ResNet20).certificate.verdict
+    for number, ending in enumerate(("h5", "npz", "weights.h5", "safetensors")):
+        made = convert(before, tmp_path / f"{number}.{ending}", ResNet20)
+        assert made.certificate.verdict == f"the same network, read back bit for bit; its source's notes say {verdict}"
+        assert not made.certificate.proven
+        before = tmp_path / f"{number}.{ending}"
+    with formats.read(before) as source:
+        assert "kernelzoo" not in json.loads(source.facts["kernelzoo"])["source"].get("facts", {})
+
+
+def test_a_proven_network_with_its_input_folded_is_not_the_same_network(tmp_path: Path) -> None:
+    convert(kept(trained(ResNet20), tmp_path / "a.safetensors"), tmp_path / "a.onnx", ResNet20)
+    convert(tmp_path / "a.onnx", tmp_path / "b.safetensors", ResNet20)
+    convert(tmp_path / "b.safetensors", tmp_path / "c.h5", ResNet20)
+    made = convert(tmp_path / "c.h5", tmp_path / "d.safetensors", ResNet20, fold_input=True)
+    assert made.certificate.verdict.startswith("UNPROVEN")
 
 
 def test_what_was_compared_is_not_said_not_to_be(tmp_path: Path) -> None:
