@@ -46,8 +46,8 @@ def targets(num_classes: int) -> list[dict[str, Tensor]]:
 def pair(theirs: str, num_classes: int) -> tuple[Any, Any]:
     """Build both, for small images, with the same tensors: those of the last layers are scaled so that scores and boxes differ."""
     cls: Any = DETECTORS[THEIRS[theirs]]
-    sides: dict[str, Any] = {} if cls.fixed else {"min_size": (160,), "max_size": 240}
-    small = cls if cls.fixed else type(cls.__name__, (cls,), {}, shorter=(160,), longer=240)
+    sides: dict[str, Any] = {} if cls.fixed else {"min_size": (96,), "max_size": 144}
+    small = cls if cls.fixed else type(cls.__name__, (cls,), {}, shorter=(96,), longer=144)
     with torch.device("meta"):
         reference = getattr(torchvision.models.detection, theirs)(weights=None, weights_backbone=None, num_classes=num_classes, **sides)
         ours = small(num_classes)

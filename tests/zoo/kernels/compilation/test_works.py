@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from preloaded import compiler
 
 import zoo
 from tests.zoo.kernels.launching import SHAPE, Gated
@@ -51,7 +52,8 @@ def python(*arguments: str, **environment: str) -> str:
     """Run Python where kernels are compiled, not interpreted, and return what it prints."""
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     there = kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment
-    ran = subprocess.run([sys.executable, *arguments], env=there, capture_output=True, text=True)
+    program = sys.executable if "PYTHONHASHSEED" in environment else compiler()  # a fork has the seed of its parent
+    ran = subprocess.run([program, *arguments], env=there, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
 
