@@ -252,12 +252,14 @@ def run(told: dict[str, Any], streams: list[int]) -> NoReturn:
         os.dup2(stream, number)
     os.closerange(3, 1000)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+        stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)  # so that it stays when a program puts another in its place
     sys.stderr.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     os.environ.clear()
     os.environ.update(told["environment"])
     os.chdir(told["folder"])
-    sys.path[1:1] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", *sys.path)]
+    sys.path[1:1] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", *sys.path[1:])]
     arguments = told["arguments"]
     while arguments[0] == "-W":
         action, _, category = arguments[1].partition("::")
