@@ -97,11 +97,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     shuffle(items, ORDER)
 
 
+FROZEN = {"modules": 0}
+MORE = 150
+"""Modules that tests have imported since: a library, whose objects each collection would look through."""
+
+
+def freeze() -> None:
+    gc.collect()
+    gc.freeze()
+    FROZEN["modules"] = len(sys.modules)
+
+
 def pytest_collection_finish() -> None:
     """Keep what was imported out of the garbage collector's sight: a million objects that it would look through for every test."""
     gc.enable()
-    gc.collect()
-    gc.freeze()
+    freeze()
     gc.set_threshold(10_000, 10, 10)  # JAX and Hypothesis listen to each collection, and cost more than it
     if main := sys.modules.get("typer.main"):
         main.get_command = functools.cache(main.get_command)  # the zoo's whole command, made anew for each line of it
@@ -130,6 +140,8 @@ def fork_readers(path: Path) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Draw the same numbers whatever ran before; a test that needs others asks for them."""
     fork_readers(item.path.relative_to(Path(__file__).parent))
+    if len(sys.modules) > FROZEN["modules"] + MORE:
+        freeze()
     random.seed(0)
     np.random.seed(0)
     if torch.cuda.is_available():
