@@ -55,6 +55,12 @@ def _empty(value: Any) -> Any:
     return nn.Parameter(made, requires_grad=False) if isinstance(value, nn.Parameter) else made
 
 
+def _keeps(layer: nn.Module, x: Any = None, *rest: Any) -> bool:
+    """Tell whether a layer's output has the shape of its input, so that it need not be computed."""
+    normed = type(layer) is nn.BatchNorm2d and isinstance(x, Tensor) and x.dim() == 4 and x.shape[1] == layer.num_features
+    return not rest and (normed or (type(layer) in POINTWISE and isinstance(x, Tensor)))
+
+
 def _computed(node: fx.Node, found: dict[fx.Node, Any], twin: nn.Module, layers: dict[str, nn.Module]) -> Any:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: found[n])
     target: Any = node.target
@@ -63,9 +69,8 @@ def _computed(node: fx.Node, found: dict[fx.Node, Any], twin: nn.Module, layers:
             return operator.attrgetter(target)(twin)
         if node.op == "call_module":
             layer = layers[target]
-            normed = type(layer) is nn.BatchNorm2d and args[0].dim() == 4 and args[0].shape[1] == layer.num_features
-            if normed or type(layer) in POINTWISE:
-                return torch.empty_like(args[0])
+            if _keeps(layer, *args):
+                return torch.empty_like(args[0])  # pyright: ignore[reportArgumentType]
             return layer(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
