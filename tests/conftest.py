@@ -22,6 +22,7 @@ import pytest
 import torch
 from browser import chromium
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from order import shuffle
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # before anybody imports it: its own choice is TensorFlow, and slow to load
@@ -29,6 +30,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports triton, which reads it once
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both go by the clock of an idle machine
 settings.load_profile("busy")
+providers._get_local_constants = lambda: providers._local_constants  # it would parse all files of the project, in every worker
 gc.disable()  # until everything is imported: see pytest_collection_finish
 loopback.only()
 
@@ -95,11 +97,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     shuffle(items, ORDER)
 
 
+FROZEN = {"modules": 0}
+MORE = 150
+"""Modules that tests have imported since: a library, whose objects each collection would look through."""
+
+
+def freeze() -> None:
+    gc.collect()
+    gc.freeze()
+    FROZEN["modules"] = len(sys.modules)
+
+
 def pytest_collection_finish() -> None:
     """Keep what was imported out of the garbage collector's sight: a million objects that it would look through for every test."""
     gc.enable()
-    gc.collect()
-    gc.freeze()
+    freeze()
     gc.set_threshold(10_000, 10, 10)  # JAX and Hypothesis listen to each collection, and cost more than it
     if main := sys.modules.get("typer.main"):
         main.get_command = functools.cache(main.get_command)  # the zoo's whole command, made anew for each line of it
@@ -111,8 +123,9 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-STRANGERS = ("convert", "test_hostile_files.py", "test_cut_files.py")
-"""Folders and files of tests about what a reader is protected from; they start it as a user's does, the others fork it."""
+STRANGERS = ("test_sandbox.py", "test_confinement.py", "test_room.py", "test_hostile.py", "test_hostile_samples.py", "test_diagnose.py")
+STRANGERS += ("test_who_parses.py", "test_hostile_files.py", "test_cut_files.py")
+"""Files of tests about what a reader is protected from; they start it as a user's does, the others fork it."""
 USUAL: dict[str, Any] = {}
 
 
@@ -120,13 +133,15 @@ def fork_readers(path: Path) -> None:
     """Start no process for a file in tests that are not about strangers' files."""
     if sandbox := sys.modules.get("convert.sandbox"):
         alone = USUAL.setdefault("_started", sandbox._started)
-        sandbox._started = alone if set(STRANGERS).intersection(path.parts) else preloaded.reader
+        sandbox._started = alone if path.name in STRANGERS else preloaded.reader
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Draw the same numbers whatever ran before; a test that needs others asks for them."""
     fork_readers(item.path.relative_to(Path(__file__).parent))
+    if len(sys.modules) > FROZEN["modules"] + MORE:
+        freeze()
     random.seed(0)
     np.random.seed(0)
     if torch.cuda.is_available():

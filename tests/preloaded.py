@@ -4,6 +4,8 @@
 process of this worker that has imported torch and the zoo, which forks, and the client ends as the fork does. Who kills the client
 kills the fork.
 
+`compiler()` is such a command, of one word, whose process has Triton too, as it compiles for GPUs and not as it is interpreted here.
+
 `reader()` stands for the process that `convert.sandbox` starts for a file. It is a fork of one that has imported what every reader
 does, and gives up the same from then on: tests whose files are no strangers' need not wait a sixth of a second for each.
 """
@@ -18,6 +20,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -34,6 +37,11 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 ROOT = str(Path(__file__).parents[1])
+HEAVY = {
+    "zoo": ["torch", "zoo.catalogue", "zoo.pretrained.trained", "zoo.finetuning.run", "zoo.images"],
+    "compilers": ["torch", "triton", "zoo.catalogue", "zoo.kernels.compilation.workers", "zoo.kernels.tuning.tasks", "zoo.kernels.ops"],
+}
+"""What takes seconds to import, by the process that has it for those that it forks."""
 MOST_BYTES = 2**17
 """Of what a client says: its arguments and environment."""
 
@@ -42,9 +50,11 @@ MOST_BYTES = 2**17
 def place(what: str = "zoo") -> str:
     """Start the process that forks, once a worker, and tell where it listens; it ends with this one, whose pipe it reads."""
     folder = tempfile.mkdtemp(prefix="preloaded")
-    if what == "zoo":
+    if what in HEAVY:
         environment = {**os.environ, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "serve", f"{folder}/socket"]
+        if what == "compilers":
+            environment.pop("TRITON_INTERPRET", None)
+        command = [sys.executable, __file__, "serve", f"{folder}/socket", what]
     else:
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
         own = json.dumps([ROOT, *(entry for entry in sys.path if Path(entry).is_absolute())])
@@ -61,13 +71,23 @@ def ended(serving: subprocess.Popen[bytes], folder: str) -> None:
     assert serving.stdin is not None
     serving.stdin.close()
     serving.wait(300)
-    Path(folder, "socket").unlink(missing_ok=True)
+    for name in ("socket", "python"):
+        Path(folder, name).unlink(missing_ok=True)
     Path(folder).rmdir()
 
 
 def python() -> list[str]:
     """The beginning of a command, before `-c`, `-m` or a file."""
     return [sys.executable, "-I", "-S", __file__, "ask", place()]
+
+
+@cache
+def compiler() -> str:
+    """Name a program that does what Python does, for who starts no command but one program."""
+    where = Path(place("compilers")).with_name("python")
+    where.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", "-S", __file__, "ask", place("compilers")])} "$@"\n')
+    where.chmod(0o755)
+    return str(where)
 
 
 class Reader:
@@ -138,9 +158,15 @@ def ask(where: str, arguments: list[str]) -> NoReturn:
     os._exit(os.waitstatus_to_exitcode(status))
 
 
-def serve(where: str, places: str = "") -> None:
-    """Import, then fork for each client, until the worker that started this is gone."""
-    if places:
+def serve(where: str, places: str) -> None:
+    """Import, then fork for each client, until the worker that started this is gone.
+
+    Args:
+        where: to listen.
+        places: of `HEAVY`, or where a reader looks for modules.
+    """
+    heavy = HEAVY.get(places, [])
+    if not heavy:
         sys.path[:] = json.loads(places)
         for name in ("weights", "convert"):  # as convert.sandbox.START has them
             sys.modules[name] = types.ModuleType(name)
@@ -151,8 +177,10 @@ def serve(where: str, places: str = "") -> None:
 
         for format in formats.formats():
             importlib.import_module(f"convert.formats.{format}")
-    else:
-        import zoo  # noqa: F401
+    for name in heavy:
+        importlib.import_module(name)
+    if places == "compilers":
+        sys.modules["zoo.kernels.ops"].discover()
 
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(where)
@@ -185,11 +213,11 @@ def serve(where: str, places: str = "") -> None:
             message, streams, _, _ = socket.recv_fds(link, MOST_BYTES, 9)
             if not (child := os.fork()):
                 try:
-                    (read if places else run)(json.loads(message), streams)
+                    (run if heavy else read)(json.loads(message), streams)
                 finally:
                     os._exit(70)
             links[link] = child
-            if places:
+            if not heavy:
                 link.send(str(child).encode())
             for stream in streams:
                 os.close(stream)
@@ -224,11 +252,14 @@ def run(told: dict[str, Any], streams: list[int]) -> NoReturn:
         os.dup2(stream, number)
     os.closerange(3, 1000)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+        stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)  # so that it stays when a program puts another in its place
     sys.stderr.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
     os.environ.clear()
     os.environ.update(told["environment"])
     os.chdir(told["folder"])
+    sys.path[1:1] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", *sys.path[1:])]
     arguments = told["arguments"]
     while arguments[0] == "-W":
         action, _, category = arguments[1].partition("::")

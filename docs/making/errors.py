@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from functools import cache
 from pathlib import Path
 
 from making.tables import generated, page, table
@@ -123,6 +124,7 @@ CAUGHT = {
 """Errors that never reach a user, and what happens instead."""
 
 
+@cache
 def classes() -> dict[str, tuple[list[str], str]]:
     """Map every error class of ours, by module and name, to its bases and the first sentence of its docstring."""
     found: dict[str, tuple[list[str], str]] = {}

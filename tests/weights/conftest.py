@@ -7,6 +7,7 @@ import json
 import random
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,26 @@ from hubserver import HubServer
 from weights import Checkpoint, adhoc, patience
 
 LITTLE = patience.Patience(
-    connect_s=2, read_s=0.4, tries=3, backoff_s=0.01, longest_wait_s=1, window_s=0.4, least_bytes=1000, deadline_s=8, most_bytes=4 << 20
+    connect_s=60, read_s=60, tries=3, backoff_s=0.01, longest_wait_s=1, window_s=60, least_bytes=1000, deadline_s=600, most_bytes=4 << 20
 )
+"""Few tries, and all the time that a busy machine takes."""
+LATE = ("stall", "drip", "header_drip")
+"""Faults of which nothing is seen but that time passes."""
+
+
+class Server(HubServer):
+    """A Hub that is waited for shortly where a test has it be late, and there alone."""
+
+    def fail(self, kind: str, **how: Any) -> None:
+        super().fail(kind, **how)
+        if kind in LATE and patience.PATIENCE is LITTLE:
+            patience.PATIENCE = replace(LITTLE, read_s=0.4, window_s=0.4)  # until the fixture below is over
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     monkeypatch.setattr(patience, "PATIENCE", LITTLE)
-    with HubServer() as server:
+    with Server() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
 

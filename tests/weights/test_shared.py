@@ -127,8 +127,17 @@ KEEPING: dict[str, Callable[[], object]] = {
 
 
 @needs_root
-@pytest.mark.parametrize("second", [0o000, 0o022, 0o077], ids="then {:03o}".format)
-@pytest.mark.parametrize("first", [0o000, 0o022, 0o077], ids="{:03o}".format)
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (first, second)
+        if (first, second) in ((0o000, 0o077), (0o022, 0o000), (0o077, 0o022))
+        else pytest.param(first, second, marks=pytest.mark.long)
+        for first in (0o000, 0o022, 0o077)
+        for second in (0o000, 0o022, 0o077)
+    ],
+    ids="{:03o}".format,
+)
 def test_whatever_the_masks_each_call_of_each_user_is_done_or_refused_in_words(
     first: int, second: int, files: list[Path], shared: Path
 ) -> None:
@@ -143,7 +152,7 @@ def test_whatever_the_masks_each_call_of_each_user_is_done_or_refused_in_words(
 
 
 @needs_root
-@pytest.mark.parametrize("inside", [True, False], ids=["below one that is closed", "closed itself"])
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.long)], ids=["below one that is closed", "closed itself"])
 @pytest.mark.parametrize("variable", ["ZOO_CACHE", "ZOO_USER_REGISTRY", "ZOO_REGISTRY", "ZOO_MIRROR", "HF_HOME", "TORCH_HOME"])
 def test_a_folder_that_a_variable_names_and_the_user_may_not_read_is_said_or_done_without(
     variable: str, inside: bool, files: list[Path], shared: Path, place: Path, monkeypatch: pytest.MonkeyPatch

@@ -92,7 +92,7 @@ class Workplace:
             raise ValueError(f"another process is at work on {out}; wait for it, or name another file") from None
         try:
             self._clear(".*", "*" if restart else ".*")
-            self.probe = self._begin(plan, out)
+            self.probe = self._begin(plan)
         except BaseException:
             self._lock.release()
             raise
@@ -101,7 +101,7 @@ class Workplace:
     def _gone(self) -> Path:
         return self.folder.with_name(f".{self.folder.name}.gone")
 
-    def _begin(self, plan: Plan, out: Path) -> str | None:
+    def _begin(self, plan: Plan) -> str | None:
         """Compare the manifest with the plan, or write it; return what its first run's probe gave."""
         self._manifest = self.folder / MANIFEST
         facts = plan.facts()

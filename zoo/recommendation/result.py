@@ -203,7 +203,7 @@ class Recommendation:
         return "\n".join([self.table(), "", *self.reasons, *self.cannot_tell])
 
 
-def explained(ranking: Sequence[Ranked], best: Ranked | None, nearest: str, budget: Budget, labelled: bool) -> list[str]:
+def explained(ranking: Sequence[Ranked], best: Ranked | None, nearest: str, labelled: bool) -> list[str]:
     """Say why a candidate is recommended."""
     if best is None:
         return [f"No candidate is within the budget; nearest comes {nearest}."]

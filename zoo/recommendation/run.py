@@ -354,7 +354,7 @@ def _compared(
         ranking=tuple(ranking),
         best=best,
         nearest=nearest,
-        reasons=tuple(explained(ranking, best, nearest, limits, labelled)),
+        reasons=tuple(explained(ranking, best, nearest, labelled)),
         cannot_tell=tuple(_cannot_tell(ranking, scores, counts, len(rows), pictures, limits, left_out)),
         skipped=skipped,
         left_out=left_out,

@@ -60,7 +60,10 @@ NETWORKS: dict[str, tuple[str, dict[str, Any], tuple[int, int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+REPEATS = ("groups", "gates", "branches", "gates and hard swish")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in REPEATS else name for name in NETWORKS])
 def test_logits_are_ours_and_every_bit_comes_back(tmp_path: Path, name: str) -> None:
     variant, options, size = NETWORKS[name]
     model = lively(zoo.CATALOGUE[variant](**options))
@@ -207,7 +210,9 @@ SLOPES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("ending", [".onnx", ".xml", ".tflite"])
-@pytest.mark.parametrize("case", SLOPES)
+@pytest.mark.parametrize(
+    "case", ["of each channel", "equal ones", *(pytest.param(case, marks=pytest.mark.long) for case in ("one", "of a vector"))]
+)
 def test_slopes_are_written_and_read_back(case: str, ending: str, tmp_path: Path) -> None:
     network = SLOPES[case]
     if case != "equal ones":

@@ -63,7 +63,13 @@ def test_vggs_layers_are_numbered_by_block() -> None:
 @pytest.mark.parametrize("convention", ["correlation", "convolution"])
 @pytest.mark.parametrize(
     ("cls", "options"),
-    [(zoo.ResNet50, {}), (zoo.ResNet20, {"shortcut": "B"}), (zoo.MobileNetV1_025, {}), (zoo.DenseNet_BC_100_12, {}), (zoo.GoogLeNet, {})],
+    [
+        pytest.param(zoo.ResNet50, {}, marks=pytest.mark.long),
+        (zoo.ResNet20, {"shortcut": "B"}),
+        (zoo.MobileNetV1_025, {}),
+        (zoo.DenseNet_BC_100_12, {}),
+        (zoo.GoogLeNet, {}),
+    ],
 )
 def test_lists_give_every_bit_back(cls: type[Model], options: dict[str, Any], convention: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)

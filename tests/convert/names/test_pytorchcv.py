@@ -80,7 +80,7 @@ def lively(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-AGAIN = ("vgg11", "seresnet50b", "densenet100_k12_bc_cifar10", "squeezenet_v1_0")
+AGAIN = ("vgg11", "bn_vgg11b", "seresnet50b", "densenet100_k12_bc_cifar10", "squeezenet_v1_0")
 """Whose logits another one of the family stands for; names and shapes are compared of these too."""
 
 
@@ -116,7 +116,14 @@ def test_logits_are_pytorchcvs(name: str, cls: type[Model], says: dict[str, obje
 REST = [*LONGER, *((name, cls) for name, cls, _, _ in PAIRS if name in AGAIN)]
 
 
-@pytest.mark.parametrize(("name", "cls"), REST, ids=[pair[0] for pair in REST])
+FAMILIES = ("bn_vgg11b", "inceptionv4", "inceptionresnetv2", "senet154", "densenet161")
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [pair if pair[0] in FAMILIES else pytest.param(*pair, marks=pytest.mark.long) for pair in REST],
+    ids=[pair[0] for pair in REST],
+)
 def test_names_and_shapes_are_pytorchcvs(name: str, cls: type[Model]) -> None:
     with torch.device("meta"):
         other, built = theirs(name).state_dict(), cls(**names.fact("pytorchcv", "options", cls))

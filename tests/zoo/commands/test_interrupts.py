@@ -22,18 +22,20 @@ WAYS = {
 }
 INTERRUPTS_ITSELF = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)\n"
 SAYS_WHEN = """
-import os, sys
+import os, sys, time
 
 def heard(event, arguments):
     global left
     if event == "import" and arguments[0] == "weights" and left:
         left = False
         os.write(int(os.environ["TOLD"]), b".")
+        if os.environ["HELD"]:
+            time.sleep(300)
 
 left = True
 sys.addaudithook(heard)
 """
-"""Tells when the first of our packages is imported: before, Python is starting, and nothing of ours has run."""
+"""Tells when the first of our packages is imported: before, Python is starting, and nothing of ours has run. Held, it stays there."""
 
 
 def command(way: str, *arguments: str) -> list[str]:
@@ -59,7 +61,7 @@ def test_an_interrupt_at_any_time_is_one_line(way: str, tmp_path: Path) -> None:
     codes = []
     for delay_s in (0, 0.02, 0.1, 0.4, 1.0, 2.0):
         hears, told = os.pipe()
-        settings = {**beside(tmp_path), "TOLD": str(told)}
+        settings = {**beside(tmp_path), "TOLD": str(told), "HELD": "1" if delay_s < 0.1 else ""}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "pass_fds": (told,)}
         with subprocess.Popen(command(way, "list"), env=settings, **pipes) as running:
             os.close(told)

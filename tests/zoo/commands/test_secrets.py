@@ -32,7 +32,7 @@ Expect = Callable[..., None]
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    little = patience.Patience(connect_s=2, read_s=0.4, tries=2, backoff_s=0.01, longest_wait_s=1, window_s=0.4, least_bytes=1000)
+    little = patience.Patience(tries=2, backoff_s=0.01, longest_wait_s=1)
     monkeypatch.setattr(patience, "PATIENCE", little)
     with HubServer() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)

@@ -89,7 +89,7 @@ def photographs(count: int) -> torch.Tensor:
 def test_an_exported_rcnn_answers_any_batch_images_without_things_and_without_proposals(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
-    model: Any = pair("fasterrcnn_mobilenet_v3_large_320_fpn", 4)[1]
+    model: Any = pair("fasterrcnn_mobilenet_v3_large_320_fpn", 4, (160, 240))[1]  # photographs of 160 by 192 fill a batch
     whole = AllRegions(model)
     batch, _ = model.transform(list(photographs(3)))
     with torch.no_grad():

@@ -32,7 +32,7 @@ def boxes_of(seed: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("measure", [overlap, distant_overlap(0.6)], ids=["iou", "diou"])
 def test_what_stays_is_what_the_loop_keeps(measure: Overlap, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greedy, "MOST_PAIRS", most)
-    for seed, count in enumerate((0, 1, 2, 40, 150)):
+    for seed, count in enumerate((0, 1, 2, 40, 70)):
         boxes, scores, groups = boxes_of(seed, count)
         for limit in (0.0, 0.2, 0.45, 1.0):
             found = suppress(boxes, scores, groups, limit, measure)

@@ -43,13 +43,14 @@ def targets(num_classes: int) -> list[dict[str, Tensor]]:
     return found
 
 
-def pair(theirs: str, num_classes: int) -> tuple[Any, Any]:
+def pair(theirs: str, num_classes: int, sides: tuple[int, int] = (96, 144)) -> tuple[Any, Any]:
     """Build both, for small images, with the same tensors: those of the last layers are scaled so that scores and boxes differ."""
     cls: Any = DETECTORS[THEIRS[theirs]]
-    sides: dict[str, Any] = {} if cls.fixed else {"min_size": (160,), "max_size": 240}
-    small = cls if cls.fixed else type(cls.__name__, (cls,), {}, shorter=(160,), longer=240)
+    shorter, longer = sides
+    asked: dict[str, Any] = {} if cls.fixed else {"min_size": (shorter,), "max_size": longer}
+    small = cls if cls.fixed else type(cls.__name__, (cls,), {}, shorter=(shorter,), longer=longer)
     with torch.device("meta"):
-        reference = getattr(torchvision.models.detection, theirs)(weights=None, weights_backbone=None, num_classes=num_classes, **sides)
+        reference = getattr(torchvision.models.detection, theirs)(weights=None, weights_backbone=None, num_classes=num_classes, **asked)
         ours = small(num_classes)
     assert list(reference.state_dict()) == list(ours.state_dict())
     state = randomised(reference)

@@ -340,7 +340,7 @@ def test_every_method_stands_on_the_page_with_its_options_and_source() -> None:
 
 
 def test_a_fast_network_has_the_same_map_and_its_own_kernels_do_the_work(small: Model, images: Tensor) -> None:
-    quick = fast(small, "cpu")
+    quick = fast(small, "cpu", tune="none")
     for name in ("gradcam", "occlusion"):
         options = {"window": 16, "stride": 16} if name == "occlusion" else {}
         expected = explain(small, images, name, 4, options=options, batch_size=4)

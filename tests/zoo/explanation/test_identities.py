@@ -85,7 +85,10 @@ def holds(name: str) -> None:
     assert one.raw.shape == other.raw.shape == hires.raw.shape
 
 
-@pytest.mark.parametrize("name", SMALL)
+OTHERS = ("RegNetX_200MF", "ShuffleNetV2_x0_5", "MobileNetV4_Conv_Small_035", "ResNet10T")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in OTHERS else name for name in SMALL])
 def test_identities(name: str) -> None:
     holds(name)
 

@@ -172,7 +172,12 @@ def test_a_network_of_windows_says_that_it_can_not_be_dilated(cls: type[Model], 
         dilate(on_meta(cls), 16)
 
 
-@pytest.mark.parametrize("cls", LIGHT, ids=lambda cls: cls.__name__)
+LIGHTEST = {cls.family(): cls for cls in sorted(LIGHT, key=lambda cls: -cls.params)}.values()
+
+
+@pytest.mark.parametrize(
+    "cls", [cls if cls in LIGHTEST else pytest.param(cls, marks=pytest.mark.long) for cls in LIGHT], ids=[cls.__name__ for cls in LIGHT]
+)
 def test_every_family_can_have_it_and_keeps_parameters_and_fields(cls: type[Model]) -> None:
     network = on_meta(cls)
     before = features(network, "body").taps["body"]

@@ -161,6 +161,13 @@ SUBJECTS: dict[str, Any] = {
     "ViT": ThinViT,
 }
 every_family = pytest.mark.parametrize("subject", SUBJECTS)
+KINDS = (
+    "ResNet18 ResNet20-B SqueezeNet1_1 ShuffleNetV2 DenseNet MobileNetV3Small GoogLeNet-transform-aux NASNetA ConvMixer CAFormer Swin ViT"
+)
+every_kind = pytest.mark.parametrize(
+    "subject", [name if name in KINDS.split() else pytest.param(name, marks=pytest.mark.long) for name in SUBJECTS]
+)
+"""Sums, joins, shuffles, gates, windows and tokens; every family's tensors are compared above, and the rest of each by -m long."""
 
 
 def on_meta(make: Any, **options: Any) -> Model:
@@ -237,7 +244,7 @@ def test_features_are_the_networks_own_tensors_and_gradients(subject: str, train
     assert all(torch.equal(value, twin.state_dict()[name]) for name, value in statistics.items())
 
 
-@every_family
+@every_kind
 def test_nothing_past_the_last_tap_runs_or_is_kept(subject: str) -> None:
     network = alive(subject)
     calls: Counter[str] = Counter()
@@ -335,10 +342,16 @@ def test_compiles_whole_with_gradients(subject: str) -> None:
     torch._dynamo.reset()
 
 
-EXPORTED = ["ResNet20-B", "MobileNetV1-same", "SqueezeNet1_1", "MobileNetV3Small"]
+EXPORTED = ["ResNet20-B", "SqueezeNet1_1"]
 
 
-@pytest.mark.parametrize("subject", [*EXPORTED, pytest.param("GoogLeNet-transform-aux", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "subject",
+    [
+        *EXPORTED,
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("MobileNetV1-same", "MobileNetV3Small", "GoogLeNet-transform-aux")),
+    ],
+)
 def test_exports_for_any_batch(subject: str) -> None:
     network = alive(subject)
     taken = features(network, {"map": "body", "vector": "embedding"})
@@ -413,7 +426,7 @@ def test_wrong_arguments_say_what_is_taken() -> None:
         features(network, {"low": "layer1.*"})
 
 
-@every_family
+@every_kind
 def test_head_after_body_is_the_network(subject: str) -> None:
     network = alive(subject)
     x = images(network)
@@ -428,7 +441,7 @@ def test_head_after_body_is_the_network(subject: str) -> None:
     assert {id(p) for p in lower.parameters()} <= {id(p) for p in network.parameters()}
 
 
-@every_family
+@every_kind
 def test_every_large_network_has_a_pyramid(subject: str) -> None:
     network = on_meta(SUBJECTS[subject]).eval()
     if network.input_size <= 32 and network.first_patch is None:

@@ -199,14 +199,14 @@ def test_a_terminal_shows_that_kernels_are_prepared(photos: Path, tmp_path: Path
     terminal = Console(file=shown, force_terminal=True, width=120)
 
     def slow(*args: Any, **options: Any) -> Any:
-        while "preparing kernels" not in shown.getvalue() and len(before) < 100:
+        while "preparing kernels" not in shown.getvalue() and len(before) < 3000:  # five minutes, which nothing takes that comes at all
             time.sleep(0.1)
             before.append(1)
         return prepared(*args, **options)
 
     monkeypatch.setattr(stepping, "fast", slow)
     run(photos, tmp_path / "x", fast=True, epochs=1, progress=partial(bar, console=terminal))
-    assert len(before) < 100
+    assert len(before) < 3000
 
 
 @pytest.mark.parametrize(("steps", "said"), [(2000, False), (1999, True)])

@@ -65,10 +65,10 @@ def test_a_record_that_squashes_resizes_both_sides_and_cuts_the_middle() -> None
 def test_every_torchvision_classification_transform_is_reproduced_bit_for_bit(photographs: list[Image.Image]) -> None:
     transforms = torchvision_transforms()
     assert len(transforms) > 25
-    for transform in transforms.values():
+    for number, transform in enumerate(transforms.values()):
         (resize,), (crop,) = transform.resize_size, transform.crop_size
         record = Preprocessing(resize, crop, transform.interpolation.value, tuple(transform.mean), tuple(transform.std))
-        for photo in photographs:
+        for photo in photographs[number % 3 :: 3]:  # of each kind one, and every one ten times
             assert torch.equal(preprocess(photo, record)[0], transform(photo)), (transform, photo.size)
 
 

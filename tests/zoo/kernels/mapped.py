@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,12 @@ class Gated(nn.Module):
 
 
 class Collecting(Watched):
-    """Lets go of what Triton's interpreter keeps until it is collected."""
+    """Lets go of what Triton's interpreter keeps until it is collected; of what was there before, nothing is looked through each time."""
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        gc.freeze()
+        return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.empty.memory_format:

@@ -41,7 +41,8 @@ def theirs(size: int = 224, thin: bool = False) -> nn.Module:
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("size", [224, pytest.param(448, marks=pytest.mark.long)])
+@pytest.mark.long  # a thin one is compared always
+@pytest.mark.parametrize("size", [224, 448])
 def test_logits_and_gradients_equal_torchvisions(size: int) -> None:
     assert_equal(MaxViT_T, partial(theirs, size), size)
 

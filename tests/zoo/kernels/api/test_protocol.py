@@ -14,8 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 
-from zoo import ResNet20, fast, plain
+from zoo import fast, plain
 from zoo.kernels.api.network import Fast
+from zoo.networks.resnet import CIFARResNet
+
+
+class ResNet8(CIFARResNet, n=1):
+    """A block a stage, so that plans are made in a moment."""
+
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -25,20 +31,20 @@ def made(network: nn.Module) -> Fast:
 
 
 @pytest.fixture(scope="module")
-def network() -> ResNet20:
+def network() -> ResNet8:
     torch.manual_seed(0)
-    return ResNet20().eval()
+    return ResNet8().eval()
 
 
 @pytest.fixture
-def quick(network: ResNet20) -> Fast:
+def quick(network: ResNet8) -> Fast:
     return made(network)
 
 
 class Parent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = made(ResNet20())
+        self.backbone = made(ResNet8())
         self.last = nn.Linear(10, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,7 +58,7 @@ def near(ours: Tensor, theirs: Tensor) -> bool:
 @torch.no_grad()
 @pytest.mark.parametrize("tie_weights", [True, False])
 @pytest.mark.parametrize("prefix", ["", "network."])
-def test_other_parameters_are_used_for_one_call(quick: Fast, network: ResNet20, prefix: str, tie_weights: bool) -> None:
+def test_other_parameters_are_used_for_one_call(quick: Fast, network: ResNet8, prefix: str, tie_weights: bool) -> None:
     before = quick(IMAGES)
     other = {name: 1.5 * value for name, value in network.named_parameters()}
     wanted = functional_call(network, other, (IMAGES,))
@@ -63,7 +69,7 @@ def test_other_parameters_are_used_for_one_call(quick: Fast, network: ResNet20, 
 
 
 @torch.no_grad()
-def test_one_of_many_parameters_is_enough(quick: Fast, network: ResNet20) -> None:
+def test_one_of_many_parameters_is_enough(quick: Fast, network: ResNet8) -> None:
     other = {"fc.bias": torch.ones(10)}
     assert near(functional_call(quick, other, (IMAGES,)), functional_call(network, other, (IMAGES,)))
 
@@ -94,7 +100,7 @@ def test_a_parent_loads_its_own_state(quick: Fast) -> None:
         parent.load_state_dict({name: value for name, value in zeros.items() if name != "backbone.fc.bias"})
 
 
-def test_names_of_parameters_and_buffers_are_the_networks(quick: Fast, network: ResNet20) -> None:
+def test_names_of_parameters_and_buffers_are_the_networks(quick: Fast, network: ResNet8) -> None:
     assert [name for name, _ in quick.named_parameters()] == [name for name, _ in network.named_parameters()]
     assert [name for name, _ in quick.named_buffers()] == [name for name, _ in network.named_buffers()]
     assert quick.state_dict().keys() == network.state_dict().keys()
@@ -148,21 +154,21 @@ def test_a_layer_that_was_replaced_is_seen_and_answered_by_the_network() -> None
 
 
 @torch.no_grad()
-def test_lazily_negated_and_conjugated_inputs_are_read_right(quick: Fast, network: ResNet20) -> None:
+def test_lazily_negated_and_conjugated_inputs_are_read_right(quick: Fast, network: ResNet8) -> None:
     negated = torch.randn(2, 3, 32, 32, dtype=torch.complex64).conj().imag
     assert negated.is_neg()
     assert near(quick(negated), network(negated))
 
 
 @torch.no_grad()
-def test_transforms_of_functions_give_the_networks_answer(quick: Fast, network: ResNet20) -> None:
+def test_transforms_of_functions_give_the_networks_answer(quick: Fast, network: ResNet8) -> None:
     assert near(vmap(quick)(IMAGES[:, None]), vmap(network)(IMAGES[:, None]))
     ours, theirs = (jvp(call, (IMAGES,), (torch.ones_like(IMAGES),)) for call in (quick, network))
     assert near(ours[0], theirs[0])
     assert near(ours[1], theirs[1])
 
 
-def test_forward_mode_gives_the_networks_derivative(quick: Fast, network: ResNet20) -> None:
+def test_forward_mode_gives_the_networks_derivative(quick: Fast, network: ResNet8) -> None:
     from torch.autograd import forward_ad
 
     with forward_ad.dual_level():
@@ -173,7 +179,7 @@ def test_forward_mode_gives_the_networks_derivative(quick: Fast, network: ResNet
 
 
 @torch.no_grad()
-def test_export_and_tracing_take_the_network(quick: Fast, network: ResNet20) -> None:
+def test_export_and_tracing_take_the_network(quick: Fast, network: ResNet8) -> None:
     wanted = network(IMAGES)
     assert near(torch.export.export(quick, (IMAGES,)).module()(IMAGES), wanted)
     traced = torch.jit.trace(quick, IMAGES, check_trace=False)  # pyright: ignore[reportPrivateImportUsage]
@@ -186,14 +192,14 @@ class Marked(Tensor):
 
 
 @torch.no_grad()
-def test_a_subclass_of_tensors_is_the_networks(quick: Fast, network: ResNet20) -> None:
+def test_a_subclass_of_tensors_is_the_networks(quick: Fast, network: ResNet8) -> None:
     found = quick(IMAGES.as_subclass(Marked))
     assert type(found) is Marked
     assert near(found.as_subclass(Tensor), network(IMAGES))
 
 
 @torch.no_grad()
-def test_another_default_device_changes_nothing(network: ResNet20) -> None:
+def test_another_default_device_changes_nothing(network: ResNet8) -> None:
     with torch.device("meta"):
         quick = fast(network, "cpu", example=IMAGES, tune="none", progress=False)
         found = quick(IMAGES)
@@ -201,7 +207,7 @@ def test_another_default_device_changes_nothing(network: ResNet20) -> None:
 
 
 def test_what_no_plan_answers_is_refused_where_the_network_trains() -> None:
-    trains = ResNet20()
+    trains = ResNet8()
     quick = fast(trains, "cpu", example=IMAGES, tune="none", progress=False)
     with pytest.raises(RuntimeError, match=r"torch\.func, such as vmap, which .* use plain\(model\), or plain\(model\)\.eval\(\) first"):
         vmap(quick)(IMAGES[:, None])
@@ -210,7 +216,7 @@ def test_what_no_plan_answers_is_refused_where_the_network_trains() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "save"])
-def test_copies_have_a_network_of_their_own(quick: Fast, network: ResNet20, way: str) -> None:
+def test_copies_have_a_network_of_their_own(quick: Fast, network: ResNet8, way: str) -> None:
     if way == "deepcopy":
         twin = copy.deepcopy(quick)
     elif way == "pickle":
@@ -290,7 +296,7 @@ def applied(quick: Fast, network: nn.Module) -> None:
 @pytest.mark.parametrize("change", [added, loaded, assigned, replaced, parameter, norm, buffer, applied])
 def test_weights_that_change_behind_it_are_never_the_old_ones(change: Callable[[Fast, nn.Module], None]) -> None:
     torch.manual_seed(0)
-    network = ResNet20().eval()
+    network = ResNet8().eval()
     quick = made(network)
     before = quick(IMAGES)
     change(quick, network)
@@ -320,7 +326,7 @@ def test_weights_that_change_behind_it_are_never_the_old_ones(change: Callable[[
 )
 @pytest.mark.filterwarnings("ignore:.*(nested tensors|quantize_per_tensor|quantiz).*:UserWarning")
 def test_tensors_of_any_kind_get_the_networks_answer_or_its_own_error(
-    change: Callable[[Tensor], Tensor], quick: Fast, network: ResNet20
+    change: Callable[[Tensor], Tensor], quick: Fast, network: ResNet8
 ) -> None:
     def answer(call: nn.Module) -> Tensor | tuple[type[Exception], str]:
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from preloaded import compiler
 
 import zoo
 from tests.zoo.kernels.works import SETTING, norm_of, tasks_of
@@ -27,6 +28,7 @@ from zoo.kernels.tuning.tasks import Task
 @pytest.fixture(autouse=True)
 def some_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "MOST", 4)
+    monkeypatch.setattr(sys, "executable", compiler())
 
 
 @pytest.fixture
@@ -41,6 +43,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Compilers
     folder = tmp_path_factory.mktemp("triton")
     with pytest.MonkeyPatch.context() as patch, closing(Compilers((9, 0))) as compilers:
         patch.setenv("TRITON_CACHE_DIR", str(folder))
+        patch.setattr(sys, "executable", compiler())
         yield compilers, folder
 
 

@@ -72,7 +72,7 @@ CASES = [(engine, op) for engine in ("openvino", "onnxruntime") for op in OPS]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("conv", [True, False], ids=["behind a convolution", "alone"])
+@pytest.mark.parametrize("conv", [True, pytest.param(False, marks=pytest.mark.long)], ids=["behind a convolution", "alone"])
 @pytest.mark.parametrize(("engine", "op"), CASES)
 def test_what_an_operation_is_given_is_not_lost(op: str, engine: str, conv: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(engine)

@@ -181,7 +181,10 @@ def test_without_real_images_it_is_unproven(network: nn.Module, shared_cache: Pa
     assert "int8 UNPROVEN, no real images were given: these are made up" in told(model)
 
 
-def test_what_keeps_too_little_is_refused_with_what_was_found(network: nn.Module, shared_cache: Path) -> None:
+def test_what_keeps_too_little_is_refused_with_what_was_found(
+    network: nn.Module, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize, "KEEP", (1,))  # half a second for each candidate
     with pytest.raises(NotCertified, match=r"int8 is refused for Tiny: of \d candidates .* relative error of at most 1e-06") as caught:
         fast(network, "cpu", "int8", calibration=shapes(64), tolerance={"error": 1e-6}, progress=False)
     assert len(caught.value.certificates) > 1
@@ -228,6 +231,7 @@ def test_without_both_it_says_what_to_install(network: nn.Module, own_cache: Pat
 
 
 def test_auto_takes_the_fastest_that_is_proven(network: nn.Module, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantize, "KEEP", (1,))
     taken = {"float32": 3.0, "bfloat16": 2.0, "int8": 1.0}
     monkeypatch.setattr(precisions, "_timed", lambda calls, example: {name: taken[name] for name in calls})
     model = fast(network, "cpu", "auto", calibration=shapes(96), tolerance=LOOSE, progress=False)
