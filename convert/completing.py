@@ -30,7 +30,8 @@ def complete(
 ) -> None:
     """Fill in what the file lacks, and fold the biases that have no place.
 
-    A BatchNorm of which the file has nothing at all is taken for folded only where the file says what it computes: `ops` of its layers.
+    A BatchNorm of which the file has nothing at all is taken for folded, and a bias for zeros, only where the file says what it computes:
+    `ops` of its layers.
     """
     report, tensors = adopted.report, adopted.tensors
     norms = {layer.inputs[0]: layer for layer in layers if layer.kind == "norm" and len(layer.inputs) == 1 and layer.direct}
@@ -80,6 +81,12 @@ def complete(
                     tensors[name] = constant(value, like.shape, like.dtype, f"(none in the file: {'ones' if value else 'zeros'})")
                     absent.pop(name)
                     adopted.notes.append(f"{name}: the file's layer has none, which is {'ones' if value else 'zeros'}")
+    for row in rows:  # an exporter leaves out a bias that is zeros
+        name, weight = f"{row.ours}.bias", tensors.get(f"{row.ours}.weight")
+        if row.kind in BIASED and name in absent and weight is not None and ops.get(row.theirs) in FOLDED:
+            tensors[name] = constant(0, tuple(shapes[name]), weight.dtype, "(none in the file's graph: zeros)")
+            absent.pop(name)
+            adopted.notes.append(f"{name}: the file's layer computes without one, which is zeros")
     for row in rows:
         for leaf in row.lacks if row.kind != "norm" else ():
             name, weight = f"{row.ours}.{leaf}", tensors.get(f"{row.ours}.weight")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from convert.adopted import Adopted
 from convert.conversion import Undecided, adopt, explain
 from convert.core import COUNTER, Row
+from convert.graph import Graph, Node
 from convert.network import Layer, layers
 from convert.source import Positional, Source, Stored, in_memory
 from convert.steps import flip, from_layout, undo
@@ -144,6 +145,16 @@ def test_a_batchnorm_folded_in_the_file_becomes_one_that_only_adds_the_bias(netw
     assert found.report.ok
     assert close(loaded(network, found), network, images)
     assert any("folded into the convolution" in note for note in found.notes)
+
+
+def test_a_bias_that_a_graph_does_not_have_is_zeros_and_without_a_graph_it_is_missing(network: nn.Module) -> None:
+    tensors = {name: array for name, array in arrays(network).items() if name != "their_wide.bias"}
+    lacking = a_file(tensors)
+    assert [ours for ours, _ in adopted(network, lacking).report.missing] == ["wide.bias"]
+    lacking.graph = Graph((Node("x", "input", (), {}), Node("their_wide", "conv", ("x",), {})), ("their_wide",))
+    found = adopted(network, lacking)
+    assert found.tensors["wide.bias"].array().tolist() == [0] * 5
+    assert any("computes without one" in note for note in found.notes)
 
 
 def test_a_bias_with_neither_place_nor_batchnorm_is_an_error(network: nn.Module) -> None:

@@ -138,7 +138,11 @@ def _misfit(source: Source, model: type[Model], best: Foreign | None, candidates
     if (match := SHARD.search(source.path.name)) is not None:
         hint = f"\nIt is one of {int(match[1])} shards: name the index beside them, a file that ends in .index.json."
     elif likely is not None and likely.confidence >= SURE and likely.called != model.__name__:
-        hint = f"\nIts tensors have the shapes of {likely.called} ({likely.confidence:.0%}): name that network instead."
+        todo = "name that network instead"
+        if likely.name == model.__name__:  # "shortcut='B'", as its options are called
+            given = " ".join(f"--option {one}" for one in likely.options.replace("'", "").split(", "))
+            todo = f"add {given}{'' if source.positional else ' --match'}"
+        hint = f"\nIts tensors have the shapes of {likely.called} ({likely.confidence:.0%}): {todo}."
     if best is None:
         tried = f"none of its namings ({', '.join(candidates)}) is of {model.__name__}"
         return WeightsMismatch(f"{source.path} is a {source.format} file, and {tried}; try zoo convert --match{hint}")
