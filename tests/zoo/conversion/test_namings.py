@@ -312,3 +312,10 @@ def test_a_naming_brings_its_options_and_preprocessing(tmp_path: Path) -> None:
         assert found.options == theirs
         assert found.preprocessing["mean"] == (0.5, 0.5, 0.5)
         assert torch.equal(logits(load(found)), logits(network))
+
+
+def test_a_file_of_other_names_that_fits_with_an_option_is_told_the_command(tmp_path: Path) -> None:
+    state = built("ResNet20", shortcut="B").state_dict()
+    path = save({f"net/{name}".replace(".", "_", 1): tensor for name, tensor in state.items()}, tmp_path / "a.safetensors")
+    with pytest.raises(WeightsMismatch, match="add --option shortcut=B --match"):
+        open_foreign(path, ResNet20)
