@@ -47,7 +47,7 @@ def built(name: str) -> tuple[Model, Tensor]:
 def calm(network: Model, x: Tensor) -> None:
     """Make BatchNorms' factors smaller where maps grow from block to block, which makes a deep network's answer one of rounding."""
     norms = [layer for layer in network.modules() if isinstance(layer, nn.BatchNorm2d)]
-    while norms and network(x).abs().max() > 1e3:
+    while norms and network(x).abs().max() > 1e2:
         for norm in norms:
             norm.weight.mul_(0.5)
 
