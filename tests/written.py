@@ -19,7 +19,9 @@ def written(rows: Sequence[Row], state: Mapping[str, Tensor | Stored], layers: S
     A meta tensor counts as ones where it is a scale, else as zeros, since a BatchNorm without a scale there must have ones here.
     """
     tensors = {name: _stored(name, tensor) for name, tensor in state.items() if not name.endswith(COUNTER)}
-    return {f"{part.name}.{leaf}": stored for part in parts(rows, layers, tensors) for leaf, stored in part.leaves.items()}
+    return {
+        f"{part.name}.{leaf}".removeprefix("."): stored for part in parts(rows, layers, tensors) for leaf, stored in part.leaves.items()
+    }
 
 
 def _stored(name: str, tensor: Tensor | Stored) -> Stored:

@@ -123,8 +123,9 @@ def _notes(metadata: Mapping[str, str]) -> Mapping[str, Any]:
     return notes if is_dict(notes) else {}
 
 
-RESCALING = ("EfficientNetV2_S", "EfficientNetV2_M", "EfficientNetV2_L")
-"""EfficientNets that scale their images by a layer without weights."""
+SECOND = "EfficientNetV2_"
+"""How networks are called whose Keras model begins like EfficientNet and keeps nothing of its images: S, M and L rescale them, and the
+mean and variance of B0 to B3 are constants of the layer."""
 
 
 def _layers(parts: Sequence[Part], theano: bool, naming: str, notes: Mapping[str, Any]) -> list[Layer]:
@@ -149,7 +150,7 @@ def _layers(parts: Sequence[Part], theano: bool, naming: str, notes: Mapping[str
             made.append(Layer(whole, "separable_conv2d", (*halves[whole], *variables)))
         else:
             halves[whole] = variables
-    if naming == "keras" and made and made[0].name == "stem_conv" and notes.get("model") not in RESCALING:
+    if naming == "keras" and made and made[0].name == "stem_conv" and not str(notes.get("model")).startswith(SECOND):
         made.insert(0, _normalization({**IMAGENET, **(notes.get("preprocessing") or {})}))
     return _sequentials(made) if convnext else made
 

@@ -107,6 +107,10 @@ def rows(family: Sequence[str], ours: Mapping[str, Shape]) -> list[Row]:
     return made if found.keys() <= covered else []
 
 
+EPS = 1e-12
+"""What its ViT and DeiT add to variances where a config.json says nothing; the papers' code, timm and torchvision add 1e-6."""
+
+
 def options(family: Sequence[str]) -> dict[str, Any]:
     """Tell the constructor keywords with which our network computes what transformers' does."""
     tensorflows = {"padding": "same", "norm_eps": 1e-3}
@@ -114,6 +118,8 @@ def options(family: Sequence[str]) -> dict[str, Any]:
         return {**tensorflows, "activation": "relu6"}
     if "SigLIP" in family:
         return {"activation": "gelu_tanh"}
+    if "ViT" in family and not {"CLIP", "DINOv2"} & set(family):
+        return {"norm_eps": EPS}
     return tensorflows if {"MobileNetV2", "EfficientNet"} & set(family) else {}
 
 
@@ -376,6 +382,8 @@ def _configured(config: Mapping[str, Any]) -> dict[str, Any]:
     if family not in ("ViT", "DeiT", "DINOv2", "CLIP", "SigLIP"):
         return {}
     found: dict[str, Any] = {"image_size": side(config.get("image_size", 224))}
+    usual_eps = {"CLIP": 1e-5, "SigLIP": 1e-6, "DINOv2": 1e-6}.get(family, EPS)
+    found["norm_eps"] = float(config.get("layer_norm_eps", usual_eps))
     if not config.get("use_swiglu_ffn"):
         usual = {"CLIP": "quick_gelu", "SigLIP": "gelu_pytorch_tanh"}.get(family, "gelu")
         activation = config.get("hidden_act", usual)

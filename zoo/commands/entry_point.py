@@ -2,7 +2,7 @@
 
 import signal
 
-from zoo.commands.interrupts import answer_at_once, say_interrupted
+from zoo.commands.interrupts import answer_at_once, answer_by_exception, heard, say_interrupted
 
 
 def main() -> int:
@@ -12,10 +12,14 @@ def main() -> int:
         from zoo.commands.app import main as command
 
         if ours:  # from here on an interrupt lets the command put its things in order
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            answer_by_exception()
         return command()
     except KeyboardInterrupt:
         return say_interrupted()
+    except Exception:
+        if heard():  # an interrupt in the middle of an import comes out as another error
+            return say_interrupted()
+        raise
     finally:
         if ours:  # all is done and said: Python's own end has nothing to add
             signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -16,10 +16,28 @@ def answer_at_once() -> bool:
     return True
 
 
+def heard() -> bool:
+    """Tell whether Ctrl-C came while the command answered it: what went wrong since may be what became of it in a library's C code."""
+    return bool(_heard)
+
+
+_heard: list[int] = []
+
+
+def answer_by_exception() -> None:
+    """Let SIGINT raise KeyboardInterrupt, from here on, so that a command can put its things in order."""
+    signal.signal(signal.SIGINT, _raise)
+
+
+def _raise(number: int, _: object) -> None:
+    _heard.append(number)
+    raise KeyboardInterrupt
+
+
 def start_torch() -> None:
     """Import torch, which takes seconds. Ctrl-C ends the process at once meanwhile: torch's C code may swallow an exception."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
+    if before in (signal.default_int_handler, _raise):
         signal.signal(signal.SIGINT, _end)
     try:
         import torch  # noqa: F401

@@ -188,6 +188,7 @@ class ViT(Model):
         image_size: int | None = None,
         activation: str | None = None,
         pool: Literal["class", "attention", "teacher", "mean", "class_and_mean"] | None = None,
+        norm_eps: float | None = None,
     ) -> None:
         """Build the network untrained.
 
@@ -203,6 +204,7 @@ class ViT(Model):
                 by attention. "teacher": the mean of two classifiers, of the class token and of the distillation token; "class" leaves the
                 second classifier out. "mean": the mean of the tokens of patches, without a class token, as I-JEPA and language models that
                 see read them. "class_and_mean": the class token beside that mean, as transformers' classifiers of DINOv2 do.
+            norm_eps: added to the variances of all norms (transformers' ViT and DeiT: 1e-12); None is the variant's own.
 
         Raises:
             ValueError: `image_size` is no multiple of the patch, or there is no such activation for dense layers of these widths or no such
@@ -235,6 +237,10 @@ class ViT(Model):
         self.heads = nn.Sequential(OrderedDict(head=nn.Linear(2 * width if self.pool == "class_and_mean" else width, num_classes)))
         if self.pool == "teacher":
             self.heads.head_dist = nn.Linear(width, num_classes)
+        if norm_eps is not None:
+            vars(self)["norm_eps"] = norm_eps
+            for norm in (module for module in self.modules() if isinstance(module, nn.LayerNorm)):
+                norm.eps = norm_eps
         self.initialise()
 
     @classmethod

@@ -26,6 +26,7 @@ SPEAKS_IN = {
     "convert/evidence.py": ("convert",),
     "convert/sandbox.py:_Reader": ("convert",),  # who runs a framework there
     "weights/sbom.py": ("sbom",),
+    "zoo/conversion/namings.py:_misfit": ("convert",),  # which --option and --match are of
     "weights/serving.py": ("mirror",),
     "zoo/bench": ("bench",),
     "zoo/commands/bench.py": ("bench",),

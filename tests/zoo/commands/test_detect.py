@@ -83,7 +83,7 @@ def test_what_cannot_be_used_is_told_and_spoils_no_other(files: Path, capsys: py
     [
         (["-m", "ResNet50"], "ResNet50 is a network for classification", 2),
         (["-m", "yolov3tinyy"], "did you mean YOLOv3Tiny", 3),
-        (["-m", "YOLOv3Tiny"], "no pretrained weights of YOLOv3Tiny are known", 3),
+        (["-m", "YOLOv7Tiny"], "no pretrained weights of YOLOv7Tiny are known", 3),
         (["--names", "x.names"], "--names are of a network that --cfg describes", 2),
         (["--cfg", "x.cfg"], "--weights names its file", 2),
         ([], "name a detector, or describe one of your own", 2),
@@ -130,8 +130,8 @@ def test_detectors_have_their_own_section_of_the_list(capsys: pytest.CaptureFixt
 
 
 def test_info_tells_what_a_detector_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", "yolov3-tiny"]) == 0
+    assert main(["info", "yolov7-tiny"]) == 0
     told = capsys.readouterr().out
-    assert "8,852,366" in told
+    assert "6,227,101" in told
     assert "detection, 80 classes, images of 416 px" in told
     assert "--weights FILE" in told

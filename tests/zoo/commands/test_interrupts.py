@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from zoo.commands import entry_point, interrupts
 from zoo.commands.interrupts import INTERRUPTED
 
 ROOT = Path(__file__).parents[3]
@@ -93,3 +94,28 @@ def test_a_program_that_imports_the_zoo_keeps_its_own_interrupts(tmp_path: Path)
     (package / "__main__.py").write_text("import signal, zoo\nprint(signal.getsignal(signal.SIGINT) is signal.default_int_handler)")
     done = subprocess.run([sys.executable, "-m", "theirs"], capture_output=True, text=True, env=beside(tmp_path), cwd=tmp_path, check=True)
     assert done.stdout == "True\n"
+
+
+def test_what_an_import_makes_of_an_interrupt_is_one_line_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A C module that is being imported turns KeyboardInterrupt into a TypeError or another error of its own."""
+
+    def broken() -> int:
+        try:
+            interrupts._raise(signal.SIGINT, None)
+        except KeyboardInterrupt:
+            raise TypeError("expected a message argument") from None
+        return 0
+
+    monkeypatch.setattr("zoo.commands.app.main", broken)
+    monkeypatch.setattr(interrupts, "_heard", [])
+    assert entry_point.main() == 130
+    assert capsys.readouterr().err == f"{INTERRUPTED}\n"
+
+
+def test_an_error_without_an_interrupt_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> int:
+        raise TypeError("expected a message argument")
+
+    monkeypatch.setattr("zoo.commands.app.main", broken)
+    with pytest.raises(TypeError):
+        entry_point.main()

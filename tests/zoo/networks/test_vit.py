@@ -61,7 +61,7 @@ def compared(name: str, side: int, **options: Any) -> None:
     state = randomised(ours)
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     rows = names.rows("timm", cls, shapes)
-    there = {name.removeprefix("."): torch.from_numpy(stored.array()) for name, stored in written(rows, state).items()}
+    there = {name: torch.from_numpy(stored.array()) for name, stored in written(rows, state).items()}
     assert {name: tensor.shape for name, tensor in there.items()} == {name: tensor.shape for name, tensor in other.state_dict().items()}
     back, report = core.apply(rows, there, shapes)
     assert report.ok, report
