@@ -136,7 +136,7 @@ def _built(keras: Any, layers: Sequence[tuple[str, Sequence[Stored]]], notes: Ma
 
 def _check_options(name: str, notes: Mapping[str, Any], path: Path) -> None:
     """Refuse to write a model that computes something else than the network whose weights it has."""
-    family = next(family for family in naming.FAMILIES if name.startswith(family))
+    family = max((family for family in naming.FAMILIES if name.startswith(family)), key=len)  # EfficientNetV2 is no EfficientNet
     if not is_dict(ours := notes.get("options")):
         return
     for option, theirs in naming.options((name, family)).items():
