@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -99,6 +98,7 @@ class Settling:
     def __init__(self, file: FileIO) -> None:
         self._file = file
         self._written = threading.Event()
+        self._error: OSError | None = None
         self._beside = threading.Thread(target=self._settle, name="zoo-settling", daemon=True)
 
     def __enter__(self) -> Settling:
@@ -108,15 +108,19 @@ class Settling:
     def __exit__(self, *exception: object) -> None:
         self._written.set()
         self._beside.join()
+        if self._error is not None and exception[0] is None:
+            raise self._error  # a disk tells it once: who syncs the whole file would not hear it
 
     def _settle(self) -> None:
         done = 0
-        with suppress(OSError):  # who syncs the whole file hears it too
+        try:
             while not self._written.wait(SETTLING_S):
                 size = os.fstat(self._file.fileno()).st_size
                 if size - done >= SETTLED_BYTES:
                     os.fsync(self._file.fileno())
                     done = size
+        except OSError as error:
+            self._error = error
 
 
 def write_all(file: FileIO, content: memoryview) -> None:

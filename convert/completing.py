@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -27,11 +27,12 @@ def complete(
     rows: Sequence[Row],
     seen: Mapping[str, Stored],
     ops: Mapping[str, str] | None = None,
+    shifted: Collection[str] = (),
 ) -> None:
     """Fill in what the file lacks, and fold the biases that have no place.
 
     A BatchNorm of which the file has nothing at all is taken for folded, and a bias for zeros, only where the file says what it computes:
-    `ops` of its layers.
+    `ops` of its layers. A layer that is `shifted` has something behind it that may be its bias.
     """
     report, tensors = adopted.report, adopted.tensors
     norms = {layer.inputs[0]: layer for layer in layers if layer.kind == "norm" and len(layer.inputs) == 1 and layer.direct}
@@ -83,7 +84,7 @@ def complete(
                     adopted.notes.append(f"{name}: the file's layer has none, which is {'ones' if value else 'zeros'}")
     for row in rows:  # an exporter leaves out a bias that is zeros
         name, weight = f"{row.ours}.bias", tensors.get(f"{row.ours}.weight")
-        if row.kind in BIASED and name in absent and weight is not None and ops.get(row.theirs) in FOLDED:
+        if row.kind in BIASED and name in absent and weight is not None and ops.get(row.theirs) in FOLDED and row.theirs not in shifted:
             tensors[name] = constant(0, tuple(shapes[name]), weight.dtype, "(none in the file's graph: zeros)")
             absent.pop(name)
             adopted.notes.append(f"{name}: the file's layer computes without one, which is zeros")

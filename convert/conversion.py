@@ -134,7 +134,9 @@ def _carried(source: Source, layers: Sequence[Layer], shapes: Mapping[str, Shape
     own = {name.rpartition(".")[0]: known.rpartition(".")[0] for name, known in spelt.items()}
     pairs = {own.get(row.theirs, row.theirs): row.ours for row in rows if row not in report.unused}
     adopted = Adopted(naming, carried, pairs, report, {name: stored.shape for name, stored in seen.items()})
-    complete(adopted, layers, shapes, rows, seen, {} if source.graph is None else {node.name: node.op for node in source.graph.nodes})
+    nodes = () if source.graph is None else source.graph.nodes
+    shifted = {name for node in nodes if node.may_shift for name in node.inputs}
+    complete(adopted, layers, shapes, rows, seen, {node.name: node.op for node in nodes}, shifted)
     _reflatten(adopted, source, layers)
     return adopted
 

@@ -75,6 +75,11 @@ class Node:
     inputs: tuple[str, ...] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def may_shift(self) -> bool:
+        """Whether it may add numbers of the file to what it reads, as a bias does."""
+        return self.op in ("affine", "scale") or self.op not in OPS or (self.op in ("add", "sub", "mul") and len(self.inputs) < 2)
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:

@@ -61,7 +61,7 @@ def spelt(tensors: Mapping[str, Stored], known: Mapping[str, tuple[str, str]]) -
     named = {module: _leaves(blobs) for module, blobs in layers.items()}
     if not all(named.values()):
         return None
-    certain = any("factor" in leaves for leaves in named.values()) or any(name[match.end(1)] != "." for name, match in numbered.items())
+    certain = any("factor" in leaves for leaves in named.values()) or any(name[match.end(1)] == "/" for name, match in numbered.items())
     found = {module: _divided(leaves) for module, leaves in named.items()}
     for norm, scale in list(_scaled(found)):
         found[norm] |= found.pop(scale)

@@ -72,5 +72,7 @@ def listed(path: Path) -> dict[str, str]:
             raise MalformedFile(f"{path}: its weight_map has something else than names")
         if Path(file).name != file or "\\" in file or file in ("", ".", ".."):
             raise UnsafeFormat(f"{path} names the file {file!r:.100}; only files in its own folder are opened")
+        if file.endswith(".json"):
+            raise MalformedFile(f"{path} names {file!r:.100} as a shard; shards hold tensors, and an index none")
         places[name] = file
     return places

@@ -383,7 +383,10 @@ def _configured(config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"image_size": side(config.get("image_size", 224))}
     usual_eps = {"CLIP": 1e-5, "SigLIP": 1e-6, "DINOv2": 1e-6}.get(family, EPS)
-    found["norm_eps"] = float(config.get("layer_norm_eps", usual_eps))
+    eps = config.get("layer_norm_eps", usual_eps)
+    if not isinstance(eps, int | float) or not 0 < eps < 1:
+        raise ValueError(f"its layer_norm_eps is {eps!r}, which no norm adds to a variance")
+    found["norm_eps"] = float(eps)
     if not config.get("use_swiglu_ffn"):
         usual = {"CLIP": "quick_gelu", "SigLIP": "gelu_pytorch_tanh"}.get(family, "gelu")
         activation = config.get("hidden_act", usual)

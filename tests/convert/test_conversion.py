@@ -157,6 +157,14 @@ def test_a_bias_that_a_graph_does_not_have_is_zeros_and_without_a_graph_it_is_mi
     assert any("computes without one" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("behind", ["unknown:Add", "affine", "add", "sub"])
+def test_a_bias_is_not_taken_for_zeros_where_the_graph_adds_something_behind(behind: str, network: nn.Module) -> None:
+    lacking = a_file({name: array for name, array in arrays(network).items() if name != "their_wide.bias"})
+    nodes = (Node("x", "input", (), {}), Node("their_wide", "conv", ("x",), {}), Node("more", behind, ("their_wide",), {}))
+    lacking.graph = Graph(nodes, ("more",))
+    assert [ours for ours, _ in adopted(network, lacking).report.missing] == ["wide.bias"]
+
+
 def test_a_bias_with_neither_place_nor_batchnorm_is_an_error(network: nn.Module) -> None:
     plain = nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.Conv2d(4, 4, 1, bias=False))
     tensors = {f"{i}.{leaf}": np.ones(s, np.float32) for i, s in ((0, (4, 2, 3, 3)), (1, (4, 4, 1, 1))) for leaf in ("weight",)}

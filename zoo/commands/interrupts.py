@@ -26,6 +26,7 @@ _heard: list[int] = []
 
 def answer_by_exception() -> None:
     """Let SIGINT raise KeyboardInterrupt, from here on, so that a command can put its things in order."""
+    _heard.clear()
     signal.signal(signal.SIGINT, _raise)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from convert import certificate, diagnose, evidence, home
+from convert import certificate, diagnose, evidence, home, names
 from convert.certificate import Certificate
 from convert.conversion import Undecided
 from convert.diagnose import Diagnosis
@@ -125,6 +125,8 @@ def proven(
 
 def _proven_before(foreign: Foreign, noted: Mapping[str, Any]) -> str:
     """Say who vouches for these very tensors: the notes of a conversion that was proven, or their publisher; "" where nobody does."""
+    if foreign.convention is not None or foreign.spatial is not None or foreign.adopted.naming not in names.NAMINGS:
+        return ""  # a caller's word changed what the tensors become
     parity = noted.get("parity")
     if isinstance(parity, Mapping) and noted["options"] == foreign.options:
         if parity.get("proven") is True:

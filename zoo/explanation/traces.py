@@ -72,14 +72,19 @@ def _traced(own: nn.Module) -> tuple[Trace, Places | None]:
 
 
 def _looks(network: nn.Module) -> Hashable:
-    """Tell all that a trace may depend on: every module's class and settings, and what tensors look like."""
-    return tuple((name, type(module), *_settings(module)) for name, module in network.named_modules(remove_duplicate=False))
+    """Tell all that a trace may depend on: each module's class and settings, which modules and tensors are one, and how tensors look."""
+    first: dict[int, int] = {}
 
+    def number(thing: object) -> int:
+        return first.setdefault(id(thing), len(first))
 
-def _settings(module: nn.Module) -> tuple[Hashable, ...]:
-    tensors = {**module.__dict__["_parameters"], **module.__dict__["_buffers"]}
-    settings = {name: value for name, value in vars(module).items() if name not in UNSEEN}
-    return _token(tensors), _token(settings)
+    def told(name: str, module: nn.Module) -> tuple[Hashable, ...]:
+        tensors: dict[str, Any] = {**module.__dict__["_parameters"], **module.__dict__["_buffers"]}
+        same = tuple(None if tensor is None else number(tensor) for tensor in tensors.values())
+        settings = {name: value for name, value in vars(module).items() if name not in UNSEEN}
+        return name, number(module), type(module), type(module).forward, same, _token(tensors), _token(settings)
+
+    return tuple(told(name, module) for name, module in network.named_modules(remove_duplicate=False))
 
 
 def _token(value: Any) -> Hashable:

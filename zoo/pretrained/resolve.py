@@ -79,7 +79,7 @@ def find(
             if path.is_dir():
                 raise UnknownWeights(f"{path} is a folder, and no checkpoint of a kind that is one (TensorFlow's, Orbax)") from None
             raise
-        if any(told) or format not in ("safetensors", "pytorch"):
+        if any(told) or format not in ("safetensors", "pytorch") or path.name.endswith(".json"):  # an index of shards
             return _foreign(model, path, format, told, new_head, options, weights_of)
         sha256, buffer = weights.read_file(path)
         record = unknown(described(model), str(path), sha256=sha256)

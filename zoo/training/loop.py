@@ -120,13 +120,18 @@ def learn(
     folder = at_home(out)
     folder.mkdir(parents=True, exist_ok=True)
     together = Group()
+    before = model.training
     model.train()
     told = json.loads(json.dumps({**asdict(settings), **facts, "photographs": count, "classes": list(classes), "processes": together.size}))
     each = batches(count, settings.batch_size, 2 * together.size if _estimates(model) else 1)
     steps = each * settings.epochs
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(parameters.values(), settings.rate, settings.momentum, weight_decay=settings.weight_decay)
-    history: list[float] = [] if restart else _resumed(folder / STATE, told, model, optimizer, parameters)
+    try:
+        history: list[float] = [] if restart else _resumed(folder / STATE, told, model, optimizer, parameters)
+    except BaseException:
+        model.train(before)
+        raise
     resumed = len(history)
     for step in range(resumed, steps):
         epoch, at = divmod(step, each)

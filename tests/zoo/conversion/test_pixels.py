@@ -196,6 +196,9 @@ def test_a_proven_network_stays_the_same_network_through_a_chain_of_files(tmp_pa
         before = tmp_path / f"{number}.{ending}"
     with formats.read(before) as source:
         assert "kernelzoo" not in json.loads(source.facts["kernelzoo"])["source"].get("facts", {})
+    for told in ({"kernel_convention": "convolution"}, {"spatial": "wh"}):  # what the caller says turns kernels: another network
+        made = convert(before, tmp_path / "turned.safetensors", ResNet20, replace=True, **told)
+        assert "the same network" not in made.certificate.verdict
 
 
 def test_a_proven_network_with_its_input_folded_is_not_the_same_network(tmp_path: Path) -> None:

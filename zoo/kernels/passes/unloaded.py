@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -12,17 +13,34 @@ _KEPT = "__dynamo_disable"
 """Where such a function keeps itself as the compiler shall call it. The first call makes it, for which it loads the compiler."""
 
 
+_lock = Lock()
+_changed: list[Any] = []
+_users = 0
+
+
 @contextmanager
 def compiler_unloaded() -> Iterator[None]:
-    """Let functions that the compiler shall not look into run as they are, where nothing has loaded it yet; afterwards all is as before."""
-    changed = [] if "torch._dynamo" in sys.modules else _hidden()
-    for function in changed:
-        setattr(function, _KEPT, function)
+    """Let functions that the compiler shall not look into run as they are, where nothing has loaded it yet.
+
+    The first of several threads changes them, and the last puts them back as they were.
+    """
+    global _users
     try:
+        with _lock:
+            _users += 1
+            if _users == 1 and "torch._dynamo" not in sys.modules:
+                _changed.extend(_hidden())
+                for function in _changed:
+                    setattr(function, _KEPT, function)
         yield
     finally:
-        for function in changed:
-            delattr(function, _KEPT)
+        with _lock:
+            _users -= 1
+            if not _users:
+                for function in _changed:
+                    if vars(function).get(_KEPT) is function:
+                        delattr(function, _KEPT)
+                _changed.clear()
 
 
 def _hidden() -> list[Any]:

@@ -133,7 +133,7 @@ class Choices:
     def get(self, key: str, level: str = "none") -> Choice | None:
         """Return what was found for a step by tuning at this level or a higher one, here or where the package's choices come from."""
         choice = self._found.get(key) or self._shipped.get(key)
-        return choice if choice is not None and LEVELS.index(choice.level) >= LEVELS.index(level) else None
+        return choice if choice is not None and choice.op != WRONG and LEVELS.index(choice.level) >= LEVELS.index(level) else None
 
     def is_shipped(self, key: str) -> bool:
         """Tell whether what is known of a step came with the package."""
@@ -148,8 +148,10 @@ class Choices:
     def forget(self, key: str) -> None:
         """Drop a finding that turned out wrong."""
         with self._lock:
-            self._found.pop(key, None)
-            self._shipped.pop(key, None)
+            if key in self._shipped:
+                self._found[key] = Choice(WRONG)  # the next process is brought it again
+            else:
+                self._found.pop(key, None)
             self._changed.add(key)
 
     def save(self) -> None:
@@ -215,7 +217,7 @@ def shipped(facts: dict[str, Any]) -> dict[str, Choice]:
         return {}
     try:
         content = json.loads(gzip.decompress(path.read_bytes()))
-        if any(content[name] != facts.get(name) for name in HARDWARE):
+        if content["format"] != FORMAT or any(content[name] != facts.get(name) for name in HARDWARE):
             return {}
         same = content["cudnn"] == facts.get("cudnn")
         found = {key: _checked(dict(zip(SHIPPED_FIELDS, value, strict=True))) for key, value in content["choices"].items()}
@@ -231,6 +233,8 @@ def pack(facts: dict[str, Any], found: dict[str, Choice]) -> bytes:
     return gzip.compress(json.dumps({**facts, "choices": rows}, separators=(",", ":")).encode(), mtime=0)
 
 
+WRONG = ""
+"""Stands for the op of a shipped choice that turned out wrong here."""
 SHIPPED_FIELDS = ("op", "config", "us", "aten_us", "level")
 """What a shipped file says of a choice, in this order."""
 

@@ -37,3 +37,31 @@ def test_nothing_is_changed_where_the_compiler_is_there() -> None:
     with unloaded.compiler_unloaded():
         assert len(unloaded._hidden()) == before
     torch.relu(torch.zeros(2, device="meta"))
+
+
+THREADS = """
+import sys, threading
+import torch
+from torch import nn
+from zoo.kernels.passes.trace import trace
+
+network = nn.Sequential(*[layer for _ in range(20) for layer in (nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU())]).eval()
+ready, errors = threading.Barrier(6), []
+
+def work():
+    ready.wait()
+    try:
+        trace(network, (torch.zeros(2, 3, 8, 8),), {})
+    except BaseException as error:
+        errors.append(repr(error))
+
+threads = [threading.Thread(target=work) for _ in range(6)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(errors, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_first_traces_of_many_threads_are_no_trouble_to_each_other() -> None:
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True)
+    assert done.stdout.strip() == "[] False", done.stdout + done.stderr

@@ -76,7 +76,7 @@ def test_a_folder_that_can_not_be_written_only_warns(monkeypatch: pytest.MonkeyP
         choices.save()
 
 
-CARD = {"device": "NVIDIA X1", "capability": "9.0", "multiprocessors": 132, "cudnn": 91000, "torch": "2.11"}
+CARD = {"format": 1, "device": "NVIDIA X1", "capability": "9.0", "multiprocessors": 132, "cudnn": 91000, "torch": "2.11"}
 BROUGHT = {
     "a": Choice("conv", {"BM": 64}, 2.0, 4.0),
     "b": Choice("cudnn_graph", {"plan": 3}, 1.0, 2.0),
@@ -91,7 +91,7 @@ def bring(content: bytes, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_packages_choices_count_where_nothing_was_found_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(choices, "facts", lambda device: {"format": 1, **CARD})
+    monkeypatch.setattr(choices, "facts", lambda device: CARD)
     bring(pack(CARD, BROUGHT), tmp_path, monkeypatch)
     found = Choices(CPU)
     assert found.get("a", "quick") == BROUGHT["a"]
@@ -101,8 +101,15 @@ def test_the_packages_choices_count_where_nothing_was_found_here(monkeypatch: py
     found.put("a", Choice("conv", {"BM": 128}, 1.0, 4.0))
     assert found.get("a") == Choice("conv", {"BM": 128}, 1.0, 4.0)
     assert not found.is_shipped("a")
+    found.save()
+    assert Choices(CPU).get("b", "quick") == BROUGHT["b"]
+    again = Choices(CPU)
+    again.forget("b")
+    again.save()
+    assert again.get("b") is None  # it turned out wrong here
+    assert Choices(CPU).get("b") is None
     found.forget("a")
-    assert found.get("a") is None  # it turned out wrong here
+    assert found.get("a") is None
 
 
 @pytest.mark.parametrize(
