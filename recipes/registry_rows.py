@@ -206,6 +206,13 @@ LEFT_OUT: dict[str, str] = {
 }
 """Checkpoints of timm's that have no row, each with the reason."""
 
+ELSEWHERE: dict[str, str] = {
+    "google/mobilenet_v1_* and mobilenet_v2_* of the Hub": "of 1001 classes no list is here; hf:// reads them with their config.json",
+    "microsoft/resnet-18, -34, -50, -101, -152 of the Hub": "timm's weights once more, by transformers' names; hf:// reads them",
+    "torchvision's *_QuantizedWeights": "int8 modules, as no network here is",
+}
+"""Checkpoints of others' networks that we have, in no table that this script reads, each with the reason why it has no row."""
+
 ABSENT: dict[str, str] = {}
 """Networks of torchvision's, in modules of which we have others, that we lack."""
 
@@ -636,6 +643,7 @@ def main() -> int:
     if asked.left_out and not asked.families:
         for table in (registry_pytorchcv, registry_keras):
             print(*(f"{name}: {why}" for name, why in table.left_out().items()), sep="\n")
+        print(*(f"{name}: {why}" for name, why in ELSEWHERE.items()), sep="\n")
     return int(bool(wrong))
 
 

@@ -17,19 +17,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import zoo
+from zoo.kernels.tuning import choices
+from zoo.kernels.tuning.choices import Choice, Choices
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-import zoo  # noqa: E402
-from zoo.kernels.tuning import choices  # noqa: E402
-from zoo.kernels.tuning.choices import Choice, Choices  # noqa: E402
-
 SHIPPED = ROOT / "zoo" / "data" / "kernel_choices"
 
 
@@ -53,9 +52,9 @@ def measure(cells: list[tuple[str, int]], out: Path, seconds: float, claims: Pat
         start = time.monotonic()
         model = zoo.fast(network, device, tune="quick", example=images, progress=False)
         model(images)
-        known = Choices(device)
-        out.write_text(json.dumps({**known.facts, "choices": {key: asdict(one) for key, one in known._found.items()}}))
-        print(f"| {name} | {batch} | {time.monotonic() - start:.1f} s | {len(known._found)} choices |", flush=True)
+        found = Choices(device).path.read_text()  # all that this device has found so far
+        out.write_text(found)
+        print(f"| {name} | {batch} | {time.monotonic() - start:.1f} s | {len(json.loads(found)['choices'])} choices |", flush=True)
         del model, network
         torch.cuda.empty_cache()
     return late

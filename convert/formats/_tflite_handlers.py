@@ -1,4 +1,4 @@
-"""How each operator of ONNX's is said in TFLite's, by its name in `HANDLERS`; a BatchNorm behind a layer is folded into it."""
+"""Writers of operators, from ONNX to TFLite: `HANDLERS` has one for each name. A BatchNorm behind a layer is folded into it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _lock = Lock()
 
 
 class _Unknown(Exception):
-    """An attribute may change what is traced, and nobody can tell whether it did."""
+    """A module has an attribute that can't be compared, so no trace of it is kept."""
 
 
 def traced(own: nn.Module) -> tuple[Trace, Places | None]:

@@ -135,3 +135,17 @@ def test_windows_of_swin_are_those_of_its_config(tmp_path: Path) -> None:
     images = torch.randn(2, 3, 256, 256, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         assert relative(network(images), model(images).logits) < 1e-4
+
+
+@pytest.mark.parametrize("eps", [0, -1, float("nan"), float("inf"), "1e-6", None, True])
+def test_an_epsilon_that_no_norm_adds_is_refused(eps: object) -> None:
+    with pytest.raises(ValueError, match="layer_norm_eps"):
+        names.told({"config.json": {"model_type": "vit", "layer_norm_eps": eps}}, "ViT")
+
+
+@pytest.mark.parametrize(("config", "eps"), [({}, 1e-12), ({"layer_norm_eps": 1e-6}, 1e-6)])
+def test_a_vit_gets_the_epsilon_of_its_file(config: dict[str, Any], eps: float) -> None:
+    found = names.told({"config.json": {"model_type": "vit", **config}}, "ViT")
+    assert found is not None
+    model = zoo.ViT_Ti_16(**found[1]["options"])
+    assert {layer.eps for layer in model.modules() if isinstance(layer, torch.nn.LayerNorm)} == {eps}

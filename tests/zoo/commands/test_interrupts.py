@@ -119,3 +119,18 @@ def test_an_error_without_an_interrupt_stays_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("zoo.commands.app.main", broken)
     with pytest.raises(TypeError):
         entry_point.main()
+
+
+def test_an_interrupt_of_an_earlier_command_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> int:
+        raise ValueError("an own fault")
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("zoo.commands.app.main", broken)
+    monkeypatch.setattr(interrupts, "_heard", [signal.SIGINT])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(ValueError, match="an own fault"):
+            entry_point.main()
+    finally:
+        signal.signal(signal.SIGINT, before)

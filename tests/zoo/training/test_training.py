@@ -91,7 +91,7 @@ def test_a_killed_run_ends_with_the_same_numbers(at: int, tmp_path: Path) -> Non
 
 def test_a_run_with_other_settings_and_a_damaged_one_are_refused(tmp_path: Path) -> None:
     run(Toy(), tmp_path)
-    toy = Toy()
+    toy = Toy().eval()
     with pytest.raises(ValueError, match="has a run with another rate; restart=True throws it away"):
         learn(
             toy,
@@ -102,6 +102,7 @@ def test_a_run_with_other_settings_and_a_damaged_one_are_refused(tmp_path: Path)
             {"network": "Toy"},
             classes=["a"],
         )
+    assert not toy.training  # as the caller had it
     (tmp_path / "state.safetensors").write_bytes(b"damaged")
     with pytest.raises(MalformedFile, match="restart=True begins anew"):
         run(Toy(), tmp_path)
