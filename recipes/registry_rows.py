@@ -210,6 +210,7 @@ ELSEWHERE: dict[str, str] = {
     "google/mobilenet_v1_* and mobilenet_v2_* of the Hub": "of 1001 classes no list is here; hf:// reads them with their config.json",
     "microsoft/resnet-18, -34, -50, -101, -152 of the Hub": "timm's weights once more, by transformers' names; hf:// reads them",
     "torchvision's *_QuantizedWeights": "int8 modules, as no network here is",
+    "PaddleClas's DenseNet264": "its names are no naming of convert's, its list says 33.74 M parameters where ours has 33.34 M",
 }
 """Checkpoints of others' networks that we have, in no table that this script reads, each with the reason why it has no row."""
 
