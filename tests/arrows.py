@@ -202,6 +202,7 @@ LAW: dict[str, set[str]] = {
         "zoo.kernels.errors",
         "zoo.kernels.measuring",
         "zoo.kernels.passes",
+        "zoo.kernels.plans",
         "zoo.kernels.reports",
         "zoo.kernels.tuning",
     },

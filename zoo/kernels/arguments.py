@@ -67,22 +67,26 @@ def device_of(device: torch.device | str | int | None) -> torch.device:
     return torch.device("cuda", index)
 
 
-NARROW = ("int8", "auto")
+NARROW = ("int8", "fp8", "auto")
 """Precisions that have to be proven on a caller's images."""
 
 
 def narrow_of(dtype: Any) -> str | None:
-    """Return "int8" or "auto" where one of them is meant; None of every other dtype.
+    """Return "int8", "fp8" or "auto" where one of them is meant; None of every other dtype.
 
     Raises:
         ValueError: it is another word.
     """
     if dtype is torch.int8:
         return "int8"
+    if dtype is torch.float8_e4m3fn:
+        return "fp8"
     if isinstance(dtype, str):
         if dtype not in NARROW:
             known = {"bfloat16": "torch.bfloat16", "float16": "torch.float16", "float32": "torch.float32"}
-            todo = f"use dtype={known[dtype]}" if dtype in known else 'the words are "int8" and "auto", all others are dtypes of torch'
+            todo = (
+                f"use dtype={known[dtype]}" if dtype in known else 'the words are "int8", "fp8" and "auto", all others are dtypes of torch'
+            )
             raise ValueError(f"dtype is no {dtype!r}; {todo}")
         return dtype
     return None
@@ -95,7 +99,7 @@ def dtype_of(dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
             return torch.float32
         return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float16
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise ValueError(f'dtype is torch.bfloat16, torch.float16 or torch.float32, or on a CPU "int8" or "auto"; got {dtype!r}')
+        raise ValueError(f'dtype is torch.bfloat16, torch.float16 or torch.float32, or "int8", "fp8" (on a GPU) or "auto"; got {dtype!r}')
     return dtype
 
 

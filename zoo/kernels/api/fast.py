@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zoo.kernels.reports.report import Report
     from zoo.kernels.training.network import FastTraining
 
-Precision = Literal["int8", "auto"]
+Precision = Literal["int8", "fp8", "auto"]
 
 
 @overload
@@ -83,8 +83,9 @@ def fast(
         model: any module; it is neither moved nor changed. It is taken in eval mode, whatever mode it is in, but with `train`.
         device: where to run; None is the current CUDA device if there is one, else the CPU. With `train` it is the model's.
         dtype: bfloat16, float16 or float32; None is bfloat16 on GPUs that have it, else float16, and float32 on a CPU. With `train`
-            it is that of the autocast to check under; the caller's autocast says what is computed in. On a CPU also "int8", quantised
-            after training, and "auto", the fastest of float32, bfloat16 and int8 whose certificate keeps `tolerance`.
+            it is that of the autocast to check under; the caller's autocast says what is computed in. Also "int8", quantised after
+            training, on a GPU "fp8" (e4m3), and "auto", the fastest precision whose certificate keeps `tolerance`: of float32,
+            bfloat16 and int8 on a CPU, of bfloat16, int8 and fp8 on a GPU.
         train: whether it shall learn; see `zoo.kernels.training`.
         tune: "quick" tries a few launch configurations for each layer that was not timed before on this device, below a minute a
             network and shape; "full" tries all; "none" takes what was found before, and guesses for the rest. "background" is "quick" in
@@ -102,9 +103,10 @@ def fast(
         recompute: with `train`, whether a step keeps what BatchNorms read and makes their outputs again on the way back, and what 1x1
             convolutions widen, in less room and a tenth more time; None does the first where that frees a quarter of the maps, as in
             MobileNets.
-        calibration: with "int8" and "auto", images to calibrate on, 64 at least and 200 better: a preprocessed tensor (N, C, H, W), a
-            list of such tensors (C, H, W), a list of paths, or a folder or any other source that `zoo embed` reads. Half of them are set
-            aside and calibrate nothing: the certificate compares answers on these. Without it int8 is UNPROVEN, and `why` says so.
+        calibration: with "int8", "fp8" and "auto", images to calibrate on, 64 at least and 200 better: a preprocessed tensor
+            (N, C, H, W), a list of such tensors (C, H, W), a list of paths, or a folder or any other source that `zoo embed` reads. Half
+            of them are set aside and calibrate nothing: the certificate compares answers on these. Without it 8 bits are UNPROVEN, and
+            `why` says so.
         check: images to compare on, in the same forms; then all of `calibration` calibrates.
         labels: indices of the right classes, one for each image of `check`, or of `calibration` without `check`; then the certificate
             holds the accuracies and the interval of their paired difference.
@@ -117,8 +119,8 @@ def fast(
 
     Raises:
         ValueError: an unknown device, dtype or `tune`; the device is not there; the model refuses the example, or that is a shape;
-            `recompute` without `train`, or `tf32` with it; int8 on a GPU, calibration images of another size, range or layout, too few
-            of them, or all alike; int8 that keeps less than the tolerance.
+            `recompute` without `train`, or `tf32` with it; 8 bits on a device that doesn't multiply them, calibration images of another
+            size, range or layout, too few of them, or all alike; 8 bits that keep less than the tolerance.
         TypeError: `model` is no module.
 
     Examples:
@@ -160,7 +162,7 @@ def fast(
     if narrow is not None and calibration is None and (extra := [name for name in ("check", "labels") if given[name] is not None]):
         raise ValueError(f"{extra[0]} goes with calibration=, the images to calibrate on")
     if narrow is not None and (train or tf32):
-        raise ValueError(f'dtype="{narrow}" goes without {"train" if train else "tf32"}=True: it is for inference on a CPU')
+        raise ValueError(f'dtype="{narrow}" goes without {"train" if train else "tf32"}=True: it is for inference')
     if train:
         from zoo.kernels.training.beginning import begin
 

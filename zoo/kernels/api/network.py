@@ -25,6 +25,7 @@ from zoo.kernels.errors import Untraceable, first_line
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
     from zoo.kernels.api.background import Background, Finish, Job
     from zoo.kernels.quantizing.certificate import Certificate
+    from zoo.kernels.quantizing.eight_bits import EightBits
     from zoo.kernels.quantizing.narrow import Narrow
     from zoo.kernels.quantizing.quantized import Quantized
     from zoo.kernels.reports.built_plan import Built
@@ -83,7 +84,7 @@ class Fast(nn.Module):
         tune: Tune,
         tf32: bool,
         progress: bool,
-        quantized: Quantized | None = None,
+        quantized: Quantized | EightBits | None = None,
         static: bool = False,
     ) -> None:
         super().__init__()
@@ -91,8 +92,8 @@ class Fast(nn.Module):
         self.static = static
         """Whether answers lie in memory that the next call writes again."""
         self.quantized = quantized
-        """The network in int8, for calls of one image size, with its certificate; `dtype` is that of all other calls."""
-        self.proofs: list[Certificate] = [] if quantized is None else [quantized.certificate]
+        """The network in 8 bits, for calls of one image size, with its certificate; `dtype` is that of all other calls."""
+        self.proofs: list[Certificate] = [] if quantized is None or quantized.certificate is None else [quantized.certificate]
         """Certificates of precisions that were compared on a caller's images."""
         self._narrow: Narrow | None = None
         """What was certified in bfloat16, where that was chosen because it is proven."""
@@ -370,14 +371,20 @@ class Fast(nn.Module):
         from zoo.kernels.tuning.choices import Choices
 
         self._keep_proofs(answering=True)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self.quantized is not None:
+            from zoo.kernels.quantizing.eight_bits import begin_narrow
+
+            eight: Any = self.quantized
+            begin: Any = partial(begin_narrow, eight)
+        elif self.device.type == "cuda":
             from zoo.kernels.plans.build import begin_gpu
 
-            begin: Any = partial(begin_gpu, contest=contest)
+            begin = partial(begin_gpu, contest=contest)
         elif self.quantized is not None:
             from zoo.kernels.quantizing.plan import build_int8
 
-            begin = partial(_at_once, partial(build_int8, self.quantized))
+            int8: Any = self.quantized
+            begin = partial(_at_once, partial(build_int8, int8))
         elif self._narrow is not None:
             from zoo.kernels.quantizing.narrow import build_narrow
 
@@ -567,8 +574,8 @@ class Fast(nn.Module):
 
     @property
     def precision(self) -> str:
-        """What it computes in, "float32", "bfloat16", "float16" or "int8"."""
-        return "int8" if self.quantized is not None else str(self.dtype).removeprefix("torch.")
+        """What it computes in, "float32", "bfloat16", "float16", "int8" or "fp8"."""
+        return str(self.dtype).removeprefix("torch.") if self.quantized is None else getattr(self.quantized, "kind", "int8")
 
     def train(self, mode: bool = True) -> Fast:
         """Refuse train mode: folded BatchNorm has no statistics to update; RuntimeError says what to do."""
@@ -596,12 +603,12 @@ class Fast(nn.Module):
             self._disown("other weights were loaded")
 
     def _disown(self, reason: str) -> None:
-        """Go back to float32, for what was quantised, and proven, was of another network."""
-        wanted = "int8" if self.quantized is not None else "auto"
+        """Go back to the dtype itself, for what was quantised, and proven, was of another network."""
+        wanted = "auto" if self.quantized is None else self.precision
         if self._narrow is not None:
             self.dtype = torch.float32
         self.quantized, self._narrow, self.proofs = None, None, []
-        self.told = [f"{reason}: computed in float32, until fast(plain(model), dtype={wanted!r}, calibration=...) again"]
+        self.told = [f"{reason}: computed in {self.precision}, until fast(plain(model), dtype={wanted!r}, calibration=...) again"]
 
     def _keep_proofs(self, *, answering: bool = False) -> None:
         """Drop proofs, and what is narrow by them, where the network is no longer the one that they are of.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from zoo.kernels import arguments as asked
 from zoo.kernels.api.network import Fast, Tune
 from zoo.kernels.comparing.copies import on_device, tensors_of
+from zoo.kernels.comparing.precision import products
 from zoo.kernels.engines.openvino import precision as computes
 from zoo.kernels.engines.race import turn, undisturbed
 from zoo.kernels.errors import Untraceable, first_line
@@ -38,7 +39,7 @@ class Wanted:
     """What a caller of `fast` gave for a precision that has to be proven.
 
     Attributes:
-        dtype: "int8" or "auto".
+        dtype: "int8", "fp8" or "auto".
         calibration: images to calibrate on.
         check: images to compare on.
         labels: their right classes.
@@ -62,15 +63,10 @@ def proven(model: nn.Module, device: torch.device, wanted: Wanted) -> Fast:
     """Return a network in the precision that is asked for, with its certificate; `fast` says the rest.
 
     Raises:
-        ValueError: the device is no CPU, the network takes no single tensor of images, images or tolerance can't be used, or int8 keeps
-            less than the tolerance.
+        ValueError: the device has no such numbers, the network takes no single tensor of images, images or tolerance can't be used, or
+            less than the tolerance is kept.
     """
-    if device.type != "cpu":
-        other = "torch.bfloat16" if torch.cuda.is_available() and torch.cuda.get_device_capability(device)[0] >= 8 else "torch.float16"
-        raise ValueError(
-            f'dtype="{wanted.dtype}" works on CPUs so far, and this network would run on {device}: '
-            f'use fast(model, "cpu", "{wanted.dtype}", ...), or dtype={other} on the GPU'
-        )
+    _able(device, wanted.dtype)
     network = asked.core(model)
     size, example = _size(network, wanted)
     if wanted.calibration is not None:
@@ -79,12 +75,111 @@ def proven(model: nn.Module, device: torch.device, wanted: Wanted) -> Fast:
         images = made_up(size or tuple(example.shape[1:]))  # pyright: ignore[reportOptionalMemberAccess]  # one of them is there
     if example is None:
         example = images.check[:1]
-    single = on_device(network, CPU, torch.float32)
-    outputs = answers(single, images.check[:1])
+    single = on_device(network, device, torch.float32)
+    outputs = answers(single, images.check[:1].to(device))
     tolerance = tolerance_of(wanted.tolerance, classifies(network) and is_logits(outputs))
+    if device.type == "cuda":
+        return _on_gpu(model, network, single, images, tolerance, example.to(device), wanted)
     if wanted.dtype == "int8":
         return _int8(model, network, images, tolerance, example, wanted)
     return _auto(model, network, single, images, tolerance, example, wanted)
+
+
+def _able(device: torch.device, dtype: str) -> None:
+    """Refuse a precision that a device has not.
+
+    Raises:
+        ValueError: with what to use instead.
+    """
+    if device.type == "cpu":
+        if dtype == "fp8":
+            raise ValueError('dtype="fp8" is for GPUs of compute capability 8.9 and later (Ada, Hopper, Blackwell); on a CPU use "int8"')
+        return
+    from zoo.kernels.quantizing.eight_bits import CAPABLE
+
+    found = torch.cuda.get_device_capability(device)
+    needed = CAPABLE.get(dtype, min(CAPABLE.values()))
+    if found < needed:
+        has = ".".join(map(str, found))
+        raise ValueError(
+            f'dtype="{dtype}" needs a GPU of compute capability {".".join(map(str, needed))} or later, and {device} has {has}: '
+            f'use dtype=torch.float16, or fast(model, "cpu", "int8", ...)'
+        )
+
+
+def _on_gpu(
+    model: nn.Module, network: nn.Module, single: nn.Module, images: Images, tolerance: Tolerance, example: Tensor, wanted: Wanted
+) -> Fast:
+    """Return a network in 8 bits on a GPU, or the fastest of these and bfloat16 whose certificate holds."""
+    from zoo.kernels.quantizing.eight_bits import CAPABLE, certified
+
+    device = example.device
+    half = asked.dtype_of(None, device)
+    with products(tf32=False):
+        reference = Reference.measure(single, images.check.to(device), images.labels, classifies(network))
+    reference.outputs = [one.float().cpu() for one in reference.outputs]
+
+    def build(made: Any) -> Fast:
+        return _ready(Fast(model, device, half, wanted.tune, False, wanted.progress, made), example)
+
+    def narrow(kind: str) -> Fast:
+        with bar(f"proving {kind}", wanted.progress) as progress:
+            fast, made = certified(network, images, kind, tolerance, reference, device, build, _saying(progress))
+        if made is None:
+            fast.told = [f"{kind} is no faster than {fast.precision} here, at {'x'.join(map(str, example.shape))}: it was not taken"]
+        else:
+            fast.quantized, fast.proofs, fast._proven_of = made, [made.certificate], made.state
+        return fast
+
+    if wanted.dtype != "auto":
+        found = narrow(wanted.dtype)
+        if not found.proofs:
+            warnings.warn(f"{type(network).__name__}: {found.told[0]}; why(model) shows what runs", stacklevel=4)
+        else:
+            _warn_unproven(found.proofs[0], network)
+        return found
+    wide = _ready(Fast(model, device, half, wanted.tune, False, wanted.progress), example)
+    if images.made_up:
+        wide.told = [f"{wide.precision}: {images.made_up}, and nothing narrower can be proven without calibration="]
+        return wide
+    batch = wide.report().plans[-1].shapes[0][0]
+    index = torch.arange(-(-len(images.check) // batch) * batch) % len(images.check)
+    given = [one[: len(images.check)].float().cpu() for one in answers(wide, images.check[index].to(device), batch)]
+    by = f"kernelzoo's plan on {torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    proofs = [compare(reference, given, wide.precision, by, tolerance, calibrated=0, digest=images.check_digest)]
+    made, told = {wide.precision: wide}, []
+    for kind, needed in CAPABLE.items():
+        if torch.cuda.get_device_capability(device) < needed:
+            continue
+        try:
+            fast = narrow(kind)
+            if fast.proofs:
+                made[kind] = fast
+                proofs.append(fast.proofs[0])
+            else:
+                told += fast.told
+        except NotCertified as error:
+            proofs.append(max(error.certificates, key=lambda one: (one.top1 or 0, -one.error)))
+        except ValueError as error:
+            told.append(f"{kind}: {error}")
+    seconds = _timed({name: _waiting(call) for name, call in made.items()}, example)
+    allowed = {wide.precision, *(proof.precision for proof in proofs if proof.proven)}
+    best = min((name for name in seconds if name in allowed), key=seconds.__getitem__)
+    chosen = made[best]
+    chosen.proofs, chosen._proven_of = proofs, state_of(network)
+    chosen.told = [f'{best}: the fastest whose certificate holds, by dtype="auto"', *table(seconds, proofs, wide.precision), *told]
+    return chosen
+
+
+def _waiting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call that ends when the GPU has answered."""
+
+    def run(*args: Tensor) -> Any:
+        answer = call(*args)
+        torch.cuda.synchronize(args[0].device)
+        return answer
+
+    return run
 
 
 def _size(network: nn.Module, wanted: Wanted) -> tuple[tuple[int, ...] | None, Tensor | None]:
@@ -104,15 +199,19 @@ def _size(network: nn.Module, wanted: Wanted) -> tuple[tuple[int, ...] | None, T
 def _int8(model: nn.Module, network: nn.Module, images: Images, tolerance: Tolerance, example: Tensor, wanted: Wanted) -> Fast:
     with bar("quantising", wanted.progress) as progress:
         made = quantized(network, images, tolerance, classifies(network), _saying(progress))
-    certificate = made.certificate
-    if certificate.unproven:
-        warnings.warn(
-            f"int8 is UNPROVEN for {type(network).__name__}: {certificate.unproven}. Give fast(..., calibration=) photographs of the kind "
-            "that the network will be shown",
-            stacklevel=4,
-        )
+    _warn_unproven(made.certificate, network)
     found = Fast(model, CPU, torch.float32, wanted.tune, False, wanted.progress, made)
     return _ready(found, example)
+
+
+def _warn_unproven(certificate: Certificate, network: nn.Module) -> None:
+    """Warn whoever called `fast` where no real images were compared."""
+    if certificate.unproven:
+        warnings.warn(
+            f"{certificate.precision} is UNPROVEN for {type(network).__name__}: {certificate.unproven}. Give fast(..., calibration=) "
+            "photographs of the kind that the network will be shown",
+            stacklevel=5,
+        )
 
 
 def _ready(made: Fast, example: Tensor) -> Fast:
@@ -205,14 +304,14 @@ def _timed(calls: dict[str, Callable[..., Any]], example: Tensor) -> dict[str, f
     return {name: undisturbed(times) for name, times in taken.items()}
 
 
-def table(seconds: dict[str, float], proofs: list[Certificate]) -> list[str]:
-    """Show precisions beside each other: time of a call, how many times as fast as float32, and the error."""
+def table(seconds: dict[str, float], proofs: list[Certificate], base: str = "float32") -> list[str]:
+    """Show precisions beside each other: time of a call, how many times as fast as one of them, and the error."""
     known = {proof.precision: proof for proof in proofs}
-    lines = ["precision   ms a call  of float32's speed  error"]
+    lines = [f"precision   ms a call  of {base}'s speed  error"]
     for name in dict.fromkeys((*seconds, *known)):
         proof = known.get(name)
         said = "the reference" if name == "float32" else f"{proof.shares()}, {proof.state}" if proof else "not compared"
-        times = f"{1e3 * seconds[name]:>9.2f}  {seconds['float32'] / seconds[name]:>17.2f}x" if name in seconds else f"{'-':>9}  {'-':>18}"
+        times = f"{1e3 * seconds[name]:>9.2f}  {seconds[base] / seconds[name]:>17.2f}x" if name in seconds else f"{'-':>9}  {'-':>18}"
         lines.append(f"{name:<10} {times}  {said}")
     return lines
 

@@ -20,7 +20,7 @@ Config = dict[str, Any]
 BEFORE, AFTER = 3, 8
 """Channels beside a slice that a kernel writes: their odd sum leaves no alignment to rely on."""
 
-SENTINEL = 77.0
+SENTINEL = 80.0
 """In the channels beside the slice that a kernel writes: representable in every dtype, and no result of ours."""
 
 TF32_TOLERANCE = 2e-3
@@ -62,8 +62,9 @@ def packed(op: ModuleType, args: Arguments) -> Arguments:
 
 
 def tolerance(op: ModuleType, args: Arguments, dtype: torch.dtype) -> float:
-    """Return the relative error allowed to an op in a dtype."""
-    return max(op.TOLERANCE[dtype], TF32_TOLERANCE) if args.get("tf32") and dtype == torch.float32 else op.TOLERANCE[dtype]
+    """Return the relative error allowed to an op in a dtype, or in another that it writes."""
+    allowed = max(op.TOLERANCE[dtype], op.TOLERANCE.get(args.get("out_dtype"), 0.0))
+    return max(allowed, TF32_TOLERANCE) if args.get("tf32") and dtype == torch.float32 else allowed
 
 
 @contextlib.contextmanager

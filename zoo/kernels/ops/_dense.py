@@ -20,11 +20,11 @@ what it compiles to on disk, that in Triton 3.6 depends on which kernel was hash
 
 @triton.jit
 def product(a, b, acc, PRECISION: tl.constexpr, INTERPRETED: tl.constexpr = _INTERPRETED):
-    """Return ``acc + a @ b``, accumulated in float32."""
+    """Return ``acc + a @ b``, accumulated in float32, of int8 in int32."""
     if INTERPRETED:  # Triton's interpreter would multiply the bit patterns of bfloat16
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision=PRECISION)
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc.to(tl.float32), input_precision=PRECISION).to(acc.dtype)
     else:  # noqa: RET505 (Triton compiles both branches unless one is dead)
-        return tl.dot(a, b, acc, input_precision=PRECISION)
+        return tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=acc.dtype)
 
 
 @triton.jit
@@ -38,18 +38,45 @@ def nearest(x, KIND: tl.constexpr, INTERPRETED: tl.constexpr = _INTERPRETED):
 
 
 @triton.jit
-def finish(acc, early, bias, residual, out, rm, rn, rows, end, ldr, ldo, EARLY: tl.constexpr, ACT: tl.constexpr):
-    """Add bias and residual to a float32 tile, activate it, store it in the output's type."""
+def narrowed(x, KIND: tl.constexpr, INTERPRETED: tl.constexpr = _INTERPRETED):
+    """Round a float32 block to the type KIND of 8 bits: to the nearest, ties to even, what lies beyond its range to the end of it."""
+    if tl.int8 == KIND:
+        x = tl.minimum(tl.maximum(x, -127.0), 127.0)
+        x = (x + 12582912.0) - 12582912.0  # 1.5 * 2**23, where float32 has no fractions
+    elif tl.float8e4nv == KIND:
+        x = x + (x - x)  # NaN of infinity, which has no other form there
+        x = tl.minimum(tl.maximum(x, -448.0, propagate_nan=tl.PropagateNan.ALL), 448.0, propagate_nan=tl.PropagateNan.ALL)
+        if INTERPRETED:  # which would cut the lower bits off
+            bits = x.to(tl.uint32, bitcast=True)
+            bits += 0x7FFFF + ((bits >> 20) & 1)
+            small = (x + 24576.0) - 24576.0  # below 2**-6 in steps of 2**-9
+            x = tl.where(tl.abs(x) < 0.015625, small, tl.where(x == x, ((bits >> 20) << 20).to(tl.float32, bitcast=True), x))
+    return x.to(KIND)
+
+
+@triton.jit
+def finish(
+    acc, early, bias, residual, out, rm, rn, rows, end, ldr, ldo, EARLY: tl.constexpr, ACT: tl.constexpr,
+    factor=None, residual_factor=None, out_factor=None,
+):  # fmt: skip
+    """Add bias and residual to a float32 tile, activate it, store it in the output's type; of narrow types with their factors."""
     inside = (rm < rows)[:, None] & (rn < end)[None, :]
+    if factor is not None:
+        acc = acc.to(tl.float32) * tl.load(factor + rn, mask=rn < end, other=0.0)[None, :]
     if bias is not None:
         acc += tl.load(bias + rn, mask=rn < end, other=0.0).to(tl.float32)[None, :]
     if residual is not None:
-        if EARLY:
-            acc += early.to(tl.float32)
-        else:
-            acc += tl.load(residual + (rm[:, None] * ldr + rn[None, :]), mask=inside, other=0.0).to(tl.float32)
+        more = early
+        if not EARLY:
+            more = tl.load(residual + (rm[:, None] * ldr + rn[None, :]), mask=inside, other=0.0)
+        more = more.to(tl.float32)
+        if residual_factor is not None:
+            more *= tl.load(residual_factor)
+        acc += more
     acc = activate(acc, ACT)
-    tl.store(out + (rm[:, None] * ldo + rn[None, :]), acc.to(out.dtype.element_ty), mask=inside)
+    if out_factor is not None:
+        acc = acc * tl.load(out_factor)
+    tl.store(out + (rm[:, None] * ldo + rn[None, :]), narrowed(acc, out.dtype.element_ty), mask=inside)
 
 
 UNSPECIALISED = [
@@ -59,7 +86,7 @@ UNSPECIALISED = [
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def conv_kernel(
-    x, weight, bias, residual, scale, shift, gate, out, counters, partials,
+    x, weight, bias, residual, scale, shift, gate, factor, residual_factor, out_factor, out, counters, partials,
     rows, height, width, out_height, out_width, cin_units, ldx_units, cout_units, ldr_units, ldo_units,
     X_UNIT: tl.constexpr, OUT_UNIT: tl.constexpr, FLAT: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr, FOLD: tl.constexpr,
     BY_IMAGE: tl.constexpr, DIAGONAL: tl.constexpr, FEW: tl.constexpr,
@@ -174,7 +201,7 @@ def conv_kernel(
         first = tl.program_id(1) * share
         last = tl.minimum(first + share, steps)
 
-    acc = tl.zeros([BM, BN], tl.float32)
+    acc = tl.zeros([BM, BN], tl.int32 if x.dtype.element_ty == tl.int8 else tl.float32)
     for step in range(first, last):
         if FOLD:
             k = step * BK + rk
@@ -247,8 +274,9 @@ def conv_kernel(
         acc = product(a, b, acc, PRECISION)
 
     if SPLIT == 1:
-        finish(acc, early, bias, residual, out, rm, rn, rows, end, ldr, ldo, EARLY, ACT)
+        finish(acc, early, bias, residual, out, rm, rn, rows, end, ldr, ldo, EARLY, ACT, factor, residual_factor, out_factor)
     else:
+        acc = acc.to(tl.float32)
         index = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
         tiles = tl.num_programs(0)
         if FEW:
@@ -270,7 +298,7 @@ def conv_kernel(
                 total = tl.load(partials + (pid * size + index), cache_modifier=".cg")
                 for part in tl.static_range(1, SPLIT):
                     total += tl.load(partials + ((part * tiles + pid) * size + index), cache_modifier=".cg")
-            finish(total, early, bias, residual, out, rm, rn, rows, end, ldr, ldo, EARLY, ACT)
+            finish(total, early, bias, residual, out, rm, rn, rows, end, ldr, ldo, EARLY, ACT, factor, residual_factor, out_factor)
             # Zero again for the next launch that borrows this workspace.
             tl.store(counters + pid, 0)
 

@@ -11,6 +11,9 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Of the maps that kernels take."""
 
+NARROW = (torch.int8, torch.float8_e4m3fn)
+"""Of maps of 8 bits, that few kernels take."""
+
 LARGEST = 2**31 - 1
 """Kernels index with 32 bits: an op refuses maps whose last element lies further than this."""
 

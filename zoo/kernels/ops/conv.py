@@ -21,6 +21,7 @@ from ._overlap import overlap
 from ._tiles import by_image, rowwise, tiled
 
 Config = dict[str, Any]
+Factors = tuple[Tensor | None, Tensor | None, Tensor | None]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 PACK = {"weight": lambda weight: weight.contiguous(memory_format=torch.channels_last)}
 
@@ -170,7 +171,7 @@ def borrow(workspace: Tensor | None, config: Config, tiles: int, rows: int, x: T
 @launches(reference, configs)
 def launch(
     x, weight, bias, residual, scale, shift, gate, stride, padding, dilation, act, pre_act, tf32, out_dtype, config,
-    out: Tensor | None = None, workspace: Tensor | None = None, diagonal: int = 0,
+    out: Tensor | None = None, workspace: Tensor | None = None, diagonal: int = 0, factors: Factors = (None, None, None),
 ) -> Tensor:  # fmt: skip
     """Run the kernel; see `reference` for the arguments and `supports` for what it takes.
 
@@ -181,6 +182,7 @@ def launch(
         config: one of `configs`.
         workspace: for configs that split k, see the function of that name; without one, every launch zeroes a fresh one.
         diagonal: input channels of a block of a block-diagonal weight, as `grouped` has it; 0 for a dense one.
+        factors: of products, residual and output, as `narrow_conv` has them.
 
     Returns:
         `out`. Products accumulate in float32; split sums are added in a fixed order, so equal launches give equal bits.
@@ -221,7 +223,7 @@ def launch(
     fold = c if kh * kw > 1 and _folds(scale, c, bk) else 0
     out_unit = gcd(k, ldo, ldr, 16)
     conv_kernel[(tiles, split)](
-        x, weight, bias, residual, scale, shift, gate, out, counters, partials,
+        x, weight, bias, residual, scale, shift, gate, *factors, out, counters, partials,
         rows, h, w, ho, wo, c // x_unit, ldx // x_unit, k // out_unit, ldr // out_unit, ldo // out_unit,
         X_UNIT=x_unit, OUT_UNIT=out_unit, FLAT=flat, MASKED=bool(top or bottom or left or right),
         EVEN=(kh * kw * c if fold else c) % bk == 0, FOLD=fold, BY_IMAGE=alone,

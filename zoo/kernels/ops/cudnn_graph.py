@@ -29,10 +29,11 @@ __all__ = [
 
 TOLERANCE = {torch.float32: cudnn_conv.TOLERANCE[torch.float32], torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
+ABSENT = "nvidia-cudnn-frontend is not installed: pip install 'kernelzoo[cudnn]'"
 MOST_PLANS = 12
 """Plans to try: on an H200 the best of the first dozen was never beaten by the rest."""
 
-_KINDS = {torch.float32: "FLOAT", torch.bfloat16: "BFLOAT16", torch.float16: "HALF"}
+_KINDS = {torch.float32: "FLOAT", torch.bfloat16: "BFLOAT16", torch.float16: "HALF", torch.int8: "INT8"}
 """Of `cudnn.data_type`."""
 
 _ACTIVATIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -69,7 +70,7 @@ def supports(x, residual, act, tf32, **others) -> str:
     if x.dtype == torch.float32 and not tf32:
         return "float32 that must not be rounded to TF32"
     if not _installed():
-        return "nvidia-cudnn-frontend is not installed: pip install 'kernelzoo[cudnn]'"
+        return ABSENT
     return ""
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops._arguments import Drawing, launches, named, of
+from zoo.kernels.ops._dense import narrowed
 from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable
 from zoo.kernels.ops._overlap import begin, overlap
 
@@ -82,7 +83,7 @@ def _layer_norm(
         y = y * tl.load(scale + c, mask=c < channels, other=0.0)
     if shift is not None:
         y = y + tl.load(shift + c, mask=c < channels, other=0.0)
-    tl.store(out + p * (out_step * V) + c, y.to(out.dtype.element_ty), mask=there)
+    tl.store(out + p * (out_step * V) + c, narrowed(y, out.dtype.element_ty), mask=there)
 
 
 @of(reference)
@@ -96,7 +97,7 @@ def configs(x, **_) -> list[dict[str, int]]:
 
 @launches(reference, configs)
 def launch(x, scale, shift, eps, config, out: Tensor | None = None) -> Tensor:
-    """Run the kernel; see `reference`. `out` may be a channel slice, or `x`."""
+    """Run the kernel; see `reference`. `out` may be a channel slice, or `x`; of 8 bits it is rounded as `quantize` does."""
     n, c, h, w = x.shape
     out = empty_map(n, c, h, w, x) if out is None else out
     if out.numel() == 0:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from zoo.kernels.ops._activation import ACTIVATIONS, activate, affine
 from zoo.kernels.ops._arguments import Drawing, launches, of
-from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable, vector_width
+from zoo.kernels.ops._layout import DTYPES, NARROW, empty_map, per_channel, units, unreadable, vector_width
 from zoo.kernels.ops._overlap import begin, overlap
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -78,7 +78,8 @@ def reference(
         raise ValueError(f'kind is "max" or "avg", not {kind!r}')
     top, bottom, left, right = padding
     oh, ow = _out(x, kernel, stride, padding, ceil_mode)
-    y = ACTIVATIONS[pre_act](affine(x.to(torch.promote_types(x.dtype, torch.float32)), scale, shift))
+    exact = torch.float32 if x.dtype in NARROW else torch.promote_types(x.dtype, torch.float32)
+    y = ACTIVATIONS[pre_act](affine(x.to(exact), scale, shift))
     # Pixels beyond the padding that the last windows reach, or, below 0, that no window reaches.
     below = (oh - 1) * stride[0] + kernel[0] - x.shape[2] - top - bottom
     beside = (ow - 1) * stride[1] + kernel[1] - x.shape[3] - left - right
@@ -94,8 +95,9 @@ def reference(
 @of(reference)
 def supports(x, scale, shift, kind, kernel, stride, padding, ceil_mode, pre_act, **_) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
-    if x.dim() != 4 or x.dtype not in DTYPES:
-        return "not a map of float32, bfloat16 or float16"
+    narrow = x.dtype in NARROW and kind == "max" and scale is None and shift is None and pre_act == "none"
+    if x.dim() != 4 or (x.dtype not in DTYPES and not narrow):
+        return "not a map of float32, bfloat16 or float16, nor a maximum of 8 bits"
     if kind not in ("max", "avg") or pre_act not in ACTIVATIONS:
         return "unknown kind or activation"
     if not per_channel(x, scale, shift):
@@ -241,7 +243,7 @@ def launch(
     out = empty_map(n, c, oh, ow, x) if out is None else out
     if out.numel() == 0:
         return out
-    v, groups, *steps = units(8, x, out)
+    v, groups, *steps = units(16 // x.element_size() if x.dtype in NARROW else 8, x, out)
     lanes = n * triton.cdiv(oh, config["rows"]) * ow * groups
     inside = not any(padding) and (oh - 1) * stride[0] + kernel[0] <= h and (ow - 1) * stride[1] + kernel[1] <= w
     changed = scale is not None or shift is not None or pre_act != "none"

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from . import image
 from ._activation import ACTIVATIONS, activate
 from ._arguments import Drawing, given, launches, named, of, partly
-from ._dense import product
+from ._dense import narrowed, product
 from ._layout import empty_map, out_size, out_sizes, pixel_stride, reachable
 from ._overlap import begin, overlap
 
@@ -267,7 +267,7 @@ def _stem(
             runs = x + start[:, None] + ((depth // RUN) * (WP * 4) + depth % RUN)[None, :]
             a = tl.load(runs) if base + BK <= DEPTH else tl.load(runs, mask=(depth < DEPTH)[None, :], other=0.0)
             acc = product(a, chunks[base // BK], acc, PRECISION)
-        y = activate(acc + shift[None, :], ACT).to(out.dtype.element_ty)
+        y = narrowed(activate(acc + shift[None, :], ACT), out.dtype.element_ty)
         if OW % OUTPUTS == 0 and OUTPUTS > 1:
             to = out + m[:, None] * (ld * OUTPUTS) + (output * ld + channel)[None, :]
         elif OUTPUTS > 1:

@@ -32,6 +32,10 @@ class Node:
         """Return the input that has this role, or None."""
         return self.inputs[self.roles.index(role)] if role in self.roles else None
 
+    def stored(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the type in which its value lies in memory, a plan's own where nothing else was said."""
+        return self.attrs.get("stored", dtype)
+
     def said(self) -> tuple[str, ...]:
         """Write down which operator this is, with all arguments but tensors, and what comes out; of a node as `trace` leaves it."""
         return (self.op, *(str(self.attrs.get(name)) for name in ("func", "args", "kwargs", "index")), str(self.shape), str(self.dtype))

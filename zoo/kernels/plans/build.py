@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,27 @@ CHECKED_IMAGES = 16
 """At least so many different images are compared before a plan is used: the error of one image's logits scatters."""
 
 
+class Narrowing(Protocol):
+    """What makes of a graph one in 8 bits, and says what its answers have to be."""
+
+    @property
+    def eager(self) -> float:
+        """The error of plain eager, where it has such a type; 0 where it has none."""
+        ...
+
+    def apply(self, graph: Graph, places: dict[Node, Place]) -> None:
+        """Change a graph, fused and placed."""
+        ...
+
+    def batches(self, count: int, device: torch.device) -> list[Any]:
+        """Return arguments for so many images each, whose answers are known."""
+        ...
+
+    def compare(self, outputs: list[list[Tensor]]) -> Any:
+        """Return how near the answers to these are, as `Reference.compare` does."""
+        ...
+
+
 def begin_gpu(
     network: nn.Module,
     args: tuple[Any, ...],
@@ -56,6 +77,7 @@ def begin_gpu(
     choices: Choices,
     *,
     contest: bool = True,
+    narrowing: Narrowing | None = None,
 ) -> Callable[[], Built]:
     """Choose the kernels of a plan for arguments of these shapes, compare it, and return what captures it, which takes a second or two.
 
@@ -69,6 +91,7 @@ def begin_gpu(
         weights: where packed weights are kept.
         choices: what was found before.
         contest: let PyTorch's compiler compete for the whole network.
+        narrowing: what lets layers compute in 8 bits; of a network that takes one tensor of images.
 
     Raises:
         Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
@@ -90,12 +113,14 @@ def begin_gpu(
             return lambda: blank
         with phase("tracing"):
             graph, places = understand(network, typed[0], typed[1], options.device, islands=True)
+            if narrowing is not None:
+                narrowing.apply(graph, places)
         setting = Setting(options.device, options.dtype, options.tf32)
         with phase("listing kernels"):
             compilers.prepare(kernels(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
         with phase("reference"):
-            batches = _batches(typed, tensors, options.device)
-            reference: Reference = do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
+            batches = _batches(typed, tensors, options.device) if narrowing is None else narrowing.batches(len(tensors[0]), options.device)
+            reference: Any = narrowing or do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")
         tensors = tensors_of(batches[0])
@@ -131,6 +156,8 @@ def begin_gpu(
             try:
                 capture = planned(graph, places, weights)
             except Unlike as first:  # by chance plain rounding may be the better one for this network
+                if narrowing is not None:
+                    raise
                 graph, places = again(islands=False)
                 balance(graph, {}, setting)
                 try:

@@ -96,7 +96,7 @@ class Program:
             if (node in index or node.op == "input") and node not in results:
                 self.dead[i].append(node)
         kernels = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op != ATEN}
-        kept = results.union(places, self._widened)
+        kept = results.union(places, self._widened, (node for node in self.steps if "stored" in node.attrs))
         self._in_place: dict[Node, int] = {}
         for node in kernels - kept:
             number = _overwritten(node, chosen[node])

@@ -27,6 +27,7 @@ def rows(graph: Graph, decision: Decision, setting: Setting, notes: dict[Node, s
         if choice is not None:
             row.us, row.replaced_us = choice.us, choice.aten_us
             flop, size = cost(node, setting)
+            flop = flop // 2 if node.op == "narrow_conv" else flop  # 8 bits are multiplied twice as fast
             row.roofline = floor_us(flop, size, setting.dtype, ceilings) / choice.us if choice.us and size else None
         found.append(row)
     return found
@@ -52,7 +53,8 @@ def cost(node: Node, setting: Setting) -> tuple[int, int]:
     name = reference_op(node)
     meta = Setting(torch.device("meta"), setting.dtype, setting.tf32)
     inputs = {
-        role: torch.empty(source.shape, dtype=setting.dtype, device="meta") for role, source in zip(node.roles, node.inputs, strict=True)
+        role: torch.empty(source.shape, dtype=source.stored(setting.dtype), device="meta")
+        for role, source in zip(node.roles, node.inputs, strict=True)
     }
     return ops.load(name).cost(**inputs, **arguments(node, name, meta))
 

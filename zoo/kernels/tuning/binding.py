@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.kernels import ops
+from zoo.kernels.ops.narrow_conv import narrowed
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.place import Place
-from zoo.kernels.tuning.steps import ATEN, IMAGE_OPS, UNPLACED, Candidate, Setting, arguments, reference_op
+from zoo.kernels.tuning.steps import ATEN, IMAGE_OPS, NARROW, UNPLACED, Candidate, Setting, arguments, reference_op
 
 Bound = Callable[[list[Any], Any], Any]
 """A step bound to a kernel: (inputs in the order of the node's roles, `out` or None) -> value, or (value, second value)."""
@@ -36,7 +37,7 @@ class Weights:
         """Return the tensor of this key that equals what was made, which is kept if there is none."""
         known = self._made.setdefault(key, [])
         for tensor in known:
-            if tensor is made or torch.equal(tensor, made):  # functions that share a parameter share its name
+            if tensor is made or torch.equal(_bits(tensor), _bits(made)):  # functions that share a parameter share its name
                 return tensor
         known.append(made)
         return made
@@ -46,6 +47,11 @@ class Weights:
         self._made.clear()
         self.rounded.clear()
         self.means, self.copy, self.planned = None, None, False
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Show fp8 as bytes, of which alone PyTorch tells whether they are equal."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 class Workspace:
@@ -80,12 +86,23 @@ def bind(
     static = arguments(node, name, setting, out_dtype)
     if plain:
         roles, static = list(node.roles), {name: _dense(value) for name, value in static.items()}
-        return lambda inputs, out: _into(out, module.reference(**named(roles, inputs), **static))
+        kind = None if node.op in NARROW else node.attrs.get("stored")
+        return lambda inputs, out: _into(out, _stored(module.reference(**named(roles, inputs), **static), kind))
     image = candidate.op in IMAGE_OPS
     static = _packed_stem(candidate.op, node, static, weights) if image else packed(module, node, static, weights)
     if candidate.op in ("cudnn_conv", "cudnn_graph", "cublaslt") and static["bias"] is not None:
         static["bias"] = static["bias"].to(setting.dtype)
-    return _caller(module, list(node.roles), static, candidate, workspace or Workspace())
+    if candidate.op == "narrow_cublaslt" and static["bias"] is not None:
+        static["bias"] = static["bias"].to(torch.bfloat16)
+    call = _caller(module, list(node.roles), static, candidate, workspace or Workspace())
+    if "stored" in node.attrs and node.op not in NARROW:  # whose kernel knows the type by where it writes
+        return lambda inputs, out: call(inputs, empty(node, {}, setting) if out is None else out)
+    return call
+
+
+def _stored(value: Any, dtype: torch.dtype | None) -> Any:
+    """Round a value to the narrow type that it is stored in, if it is."""
+    return value if dtype is None or value.dtype == dtype else narrowed(value.float(), dtype)
 
 
 def packed(module: Any, node: Node, static: dict[str, Any], weights: Weights | None) -> dict[str, Any]:
@@ -124,7 +141,7 @@ def empty(source: Node, places: dict[Node, Place], setting: Setting) -> Tensor:
     spot = places.get(source)
     shape = source.shape if spot is None else (source.shape[0], spot.buffer.shape[1], *source.shape[2:])
     layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
-    dtype = torch.promote_types(setting.dtype, torch.float32) if _is_gate(source) else setting.dtype
+    dtype = torch.promote_types(setting.dtype, torch.float32) if _is_gate(source) else source.stored(setting.dtype)
     whole = torch.empty(shape, dtype=dtype, device=setting.device, memory_format=layout)
     return whole if spot is None else whole[:, spot.offset : spot.offset + source.shape[1]]
 

@@ -25,6 +25,9 @@ COMPILED = 2
 """Plans for which a library has to compile that "quick" tries of a step, of a large map too: half a second each, one after the other.
 EfficientNetB1's 49 took 21 s on an H100, and what they took its own kernels had no time for."""
 
+NARROW_COMPILED = 4
+"""The same of int8, all of whose plans cuDNN compiles: the first two are not always the fastest."""
+
 LARGE = 8 << 20
 """Bytes of a map from which on a limit means twice as many of cuDNN's plans: where PyTorch's choice among as many is the faster one, its
 map lies beside the plan's."""
@@ -69,7 +72,8 @@ def _affordable(
         return configs
     if hasattr(module, "effort"):
         configs = [config for config in configs if module.effort(config, **args) <= EFFORT] or configs[:1]
-    return [config for config in configs if config not in late[COMPILED:]][:limit]
+    most = NARROW_COMPILED if module.__name__.endswith("narrow_cudnn") else COMPILED
+    return [config for config in configs if config not in late[most:]][:limit]
 
 
 def _accepts(module: Any, args: dict[str, Any]) -> bool:

@@ -25,6 +25,7 @@ from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.measuring.fresh_thread import Do, elsewhere
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.measuring.timing import NotCapturable, graph_time_us
+from zoo.kernels.ops.narrow_conv import MOST, narrowed
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
@@ -67,6 +68,10 @@ CUBLAS_BYTES = 32 << 20
 WORKSPACE = ((CUBLAS_BYTES, 1.5), (4 * CUBLAS_BYTES, 1.1))
 """What its time counts where the step's map is smaller than so many bytes: some microseconds are not worth half of a network's memory."""
 
+_NEIGHBOURS = {torch.int8: 5e-3, torch.float8_e4m3fn: 2.5e-2}
+"""Error of a value that is stored narrow: a sum in another order, or rounded to bfloat16 before, goes to the neighbour now and then, which
+is an eighth away in fp8. It may be no more than what rounding to the type loses itself."""
+
 GROUP = 16
 """Steps whose kernels are compiled together."""
 
@@ -86,6 +91,10 @@ def random_inputs(node: Node, places: dict[Node, Place], setting: Setting) -> li
     made = []
     for role, source in zip(node.roles, node.inputs, strict=True):
         value = empty(source, places, setting)
+        if value.dtype in MOST:
+            drawn = torch.empty(value.shape, dtype=torch.bfloat16, device=value.device).normal_(generator=generator)
+            made.append(value.copy_(narrowed(drawn.float() * (MOST[value.dtype] / 3), value.dtype)))
+            continue
         made.append(value.uniform_(generator=generator) if role == "gate" else value.normal_(generator=generator))
     return made
 
@@ -293,7 +302,7 @@ def _fastest(contest: _Contest, setting: Setting, level: str, guessing: Do[Any])
             expected = guessing(lambda: Expected(node, inputs, setting))
         with phase("PyTorch's operators"):
             off, aten_us = guessing(lambda: _plain(node, inputs, setting, expected))
-        allowed = max(STEP_SLACK * off, _unseen(setting.dtype))
+        allowed = max(STEP_SLACK * off, _unseen(setting.dtype), _NEIGHBOURS.get(node.stored(setting.dtype), 0.0))
         best = Choice(ATEN, {}, aten_us, aten_us, 1 + len(contest.trials), level)
         for trial in contest.trials:
             if trial.failure:

@@ -62,7 +62,8 @@ def _right(node: Node, inputs: list[Tensor], part: Part, setting: Setting) -> tu
     dtype = torch.float64 if setting.dtype == torch.float32 else torch.float32
     with products(tf32=False):
         value = bind(node, Candidate(ATEN), Setting(setting.device, dtype))([x[part].to(dtype) for x in inputs], None)
-    return value if isinstance(value, tuple) else (value,)
+    values = value if isinstance(value, tuple) else (value,)
+    return tuple(one.to(dtype) if one.dtype.itemsize == 1 else one for one in values)  # 8 bits, of which PyTorch computes nothing
 
 
 def _norms(value: Any, part: Part, wants: tuple[Tensor, ...]) -> Norms:

@@ -19,7 +19,10 @@ from zoo.kernels.passes.place import Place
 MERGED = ("join", "stem_pool", "depthwise_squeeze")
 """Kinds that are several steps in one, each there to be run instead."""
 
-COMPUTED = ("conv", "pool", "mean", "pointwise", "layer_norm", "squeeze_excite", "window_attention", "response_gate", *MERGED)
+NARROW = ("narrow_conv", "quantize")
+"""Kinds of steps in 8 bits."""
+
+COMPUTED = ("conv", "pool", "mean", "pointwise", "layer_norm", "squeeze_excite", "window_attention", "response_gate", *NARROW, *MERGED)
 """Kinds of steps that have candidates; the others move, view or concatenate, or run as ATen has them."""
 
 UNPLACED = ("join", "depthwise_squeeze")
@@ -29,7 +32,7 @@ UNPLACED = ("join", "depthwise_squeeze")
 ATEN = "aten"
 """The candidate that every step has: its definition in plain PyTorch, in the plan's dtype."""
 
-FOREIGN = (ATEN, "cudnn_conv", "cudnn_graph", "cublaslt")
+FOREIGN = (ATEN, "cudnn_conv", "cudnn_graph", "cublaslt", "narrow_cudnn", "narrow_cublaslt")
 """Candidates whose kernels are not ours, and don't wait as ours do."""
 
 MAKES_ITS_MAP = (ATEN, "cudnn_conv")
@@ -46,6 +49,8 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "cudnn_conv": ("stride", "padding", "dilation", "groups", "act", "tf32"),
     "cudnn_graph": ("stride", "padding", "dilation", "groups", "act", "tf32"),
     "cublaslt": ("stride", "padding", "dilation", "act", "tf32"),
+    **dict.fromkeys(("narrow_conv", "narrow_cudnn", "narrow_cublaslt"), ("stride", "padding", "dilation", "act", "out_dtype")),
+    "quantize": ("act", "out_dtype"),
     "grouped": ("stride", "padding", "dilation", "groups", "act", "tf32"),
     "depthwise": ("stride", "padding", "dilation", "act"),
     "stem": ("stride", "padding", "act", "tf32"),
@@ -69,6 +74,8 @@ _VECTORS: dict[str, tuple[str, ...]] = {
     "layer_norm": ("scale", "shift"),
     "window_attention": ("bias", "scale", "region"), "response_gate": ("scale",),
     "conv": ("bias", "scale", "shift"),
+    **dict.fromkeys(("narrow_conv", "narrow_cudnn", "narrow_cublaslt"), ("factor", "bias", "residual_factor", "out_factor")),
+    "quantize": ("out_factor",),
 }  # fmt: skip
 
 _NEEDED: dict[str, tuple[tuple[str, str], ...]] = {
@@ -107,6 +114,14 @@ class Setting:
 
 def op_names(node: Node) -> list[str]:
     """Name the ops that have a kernel for steps of this kind, the most promising first."""
+    if node.op == "narrow_conv":
+        if node.attrs["kind"] != "int8":
+            return ["narrow_cublaslt", "narrow_conv"]
+        # cuDNN takes half a second for each of its int8 plans; on an H200 they were the slower ones elsewhere, or a tenth faster.
+        _, c, kh, kw = node.attrs["weight"].shape
+        return (["narrow_cudnn"] if c >= 128 and kh * kw > 1 and "residual" not in node.roles else []) + ["narrow_conv"]
+    if node.op == "conv" and "stored" in node.attrs:  # only this one writes 8 bits
+        return ["stem"]
     if node.op == "conv":
         if is_depthwise(node):
             return ["depthwise", "cudnn_conv"]
@@ -128,16 +143,16 @@ def reference_op(node: Node) -> str:
 def arguments(node: Node, op: str, setting: Setting, out_dtype: torch.dtype | None = None) -> dict[str, Any]:
     """Return the arguments of `ops.<op>` for a step but its inputs; weights in the plan's dtype, vectors in float32, unpacked."""
     attrs = dict(node.attrs)
-    attrs.update(tf32=setting.tf32, out_dtype=out_dtype)
+    attrs.update(tf32=setting.tf32, out_dtype=node.stored(setting.dtype) if node.op in NARROW else out_dtype)
     found: dict[str, Any] = {name: attrs[name] for name in _ARGUMENTS.get(op, ())}
     for name in _WEIGHTS.get(op, ("weight",)):
         value = attrs.get(name)
         if name in attrs or op not in _WEIGHTS:
-            found[name] = None if value is None else value.to(setting.device, setting.dtype)
+            found[name] = None if value is None else value.to(setting.device, value.dtype if node.op in NARROW else setting.dtype)
     for name in _VECTORS.get(op, ("bias",)):
         value = attrs.get(name)
         found[name] = None if value is None else value.to(setting.device, torch.float32)
-    if op in ("pool", "global_pool", "pointwise", "layer_norm", "window_attention", "response_gate"):
+    if op in ("pool", "global_pool", "pointwise", "layer_norm", "window_attention", "response_gate", "quantize"):
         found.pop("weight", None)
     for bias, weight in _NEEDED.get(op, ()):
         if found[bias] is None and found[weight] is not None:

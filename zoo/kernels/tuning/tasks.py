@@ -70,8 +70,9 @@ class Task:
 
 
 def _alone(source: Node, depth: int) -> Node:
-    """Return a node without attributes; of a second value also whose it is."""
-    return replace(source, inputs=[_alone(inner, 0) for inner in source.inputs] if depth else [], attrs={})
+    """Return a node without attributes but how it is stored; of a second value also whose it is."""
+    attrs = {name: value for name, value in source.attrs.items() if name == "stored"}
+    return replace(source, inputs=[_alone(inner, 0) for inner in source.inputs] if depth else [], attrs=attrs)
 
 
 @dataclass(frozen=True, slots=True)

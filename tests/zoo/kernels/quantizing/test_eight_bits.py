@@ -1,0 +1,356 @@
+"""int8 and fp8 on a GPU: the chain of narrow layers by its definition on a CPU, what is kept of it, and on a GPU the whole of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.zoo.kernels.quantizing.pictures import shapes
+from zoo.kernels import Fast, fast, plain, why
+from zoo.kernels.errors import Untraceable
+from zoo.kernels.passes.graph import Graph
+from zoo.kernels.passes.pipeline import understand
+from zoo.kernels.plans.narrowing import KINDS, Scales, measure, narrow
+from zoo.kernels.plans.program import Program
+from zoo.kernels.quantizing import eight_bits
+from zoo.kernels.quantizing.certificate import Reference, compare
+from zoo.kernels.quantizing.eight_bits import EightBits, slower
+from zoo.kernels.quantizing.tolerance import Tolerance
+from zoo.kernels.reports.report import Row
+from zoo.kernels.tuning.binding import Weights
+from zoo.kernels.tuning.steps import Setting
+
+CPU = torch.device("cpu")
+NEAR = {"int8": 0.05, "fp8": 0.12}
+"""Relative errors of a few layers in these types."""
+
+
+class Chain(nn.Module):
+    """A first layer, a pool, two residual blocks, a pool between them, and a classifier: what VGGs and ResNets are made of."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(3, 32, 3, padding=1)
+        self.enter = nn.Conv2d(32, 32, 3, padding=1)
+        self.widen, self.narrow = nn.Conv2d(32, 64, 1), nn.Conv2d(64, 32, 1)
+        self.last, self.head = nn.Conv2d(32, 48, 3, stride=2, padding=1), nn.Linear(48, 8)
+        self.middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits of 8 classes."""
+        x = torch.relu(self.stem(x))
+        x = nn.functional.max_pool2d(torch.relu(self.enter(x)), 2)
+        x = torch.relu(self.narrow(torch.relu(self.widen(x))) + x)
+        x = torch.relu(self.last(self.middle(x)))
+        return self.head(x.mean((2, 3)))
+
+
+class Tokens(nn.Module):
+    """A patch embedding and a transformer's MLP behind a layer norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.norm = nn.Conv2d(3, 32, 4, stride=4), nn.LayerNorm(32)
+        self.up, self.down, self.head = nn.Linear(32, 64), nn.Linear(64, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits of 8 classes."""
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return self.head(x.mean(1))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"chain": Chain, "tokens": Tokens}
+
+
+def understood(network: nn.Module, images: Tensor) -> tuple[Graph, Any]:
+    return understand(network.eval(), (images,), {}, CPU, islands=True)
+
+
+def measured(network: nn.Module, kind: str, images: Tensor) -> Scales:
+    return measure(*understood(network, images), [[images]], kind, CPU)
+
+
+def narrowed(network: nn.Module, kind: str, keep: frozenset[int] = frozenset()) -> Graph:
+    images = shapes(8)
+    graph, places = understood(network, images)
+    narrow(graph, places, measured(network, kind, images), kind, keep, clip=True)
+    graph.prune()
+    return graph
+
+
+def answer(graph: Graph, images: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    program = Program(graph, {}, {}, Setting(CPU, dtype), Weights(), compiled=False)
+    given = images.to(dtype).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        return program.run([[given] * len(program.forms[node]) for node in graph.inputs])[0]
+
+
+def kinds(graph: Graph) -> list[tuple[str, Any]]:
+    return [(node.op, node.attrs.get("stored")) for node in graph.steps()]
+
+
+def distance(ours: Tensor, right: Tensor) -> float:
+    return ((ours.float() - right).norm() / right.norm()).item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_narrow_layers_are_near_float32(name: str, kind: str) -> None:
+    network, images = NETWORKS[name]().eval(), shapes(8)
+    with torch.no_grad():
+        right = network(images)
+    off = distance(answer(narrowed(network, kind), images), right)
+    assert 1e-3 < off < NEAR[kind], "8 bits, and the same network"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_wide_map_lies_between_narrow_layers(kind: str) -> None:
+    """The first layer writes 8 bits, a pool hands them on, a shortcut is read as it is stored, and only the mean reads a wide map."""
+    found, dtype = kinds(narrowed(Chain(), kind)), KINDS[kind]
+    assert [op for op, _ in found if op == "quantize"] == []
+    assert found.count(("narrow_conv", dtype)) == 3
+    assert found.count(("narrow_conv", None)) == 1
+    assert ("conv", dtype) in found
+    assert ("pool", dtype) in found
+
+
+def test_a_layer_norm_writes_what_the_layer_behind_it_reads() -> None:
+    found = kinds(narrowed(Tokens(), "fp8"))
+    assert ("layer_norm", torch.float8_e4m3fn) in found
+    assert ("quantize", torch.float8_e4m3fn) not in found
+
+
+def test_a_layer_that_is_kept_stays_wide_and_the_next_rounds_what_it_reads() -> None:
+    network, images = Chain(), shapes(8)
+    scales = measured(network, "int8", images)
+    kept = frozenset([sorted(scales.means)[1]])
+    graph, places = understood(network, images)
+    assert narrow(graph, places, scales, "int8", kept, clip=True) == 3
+    assert ("quantize", torch.int8) in kinds(graph)
+
+
+def test_what_may_make_nan_of_numbers_is_followed_by_no_int8() -> None:
+    """int8 has no NaN, which fp8 hands on."""
+    network = Chain(middle=lambda x: torch.log(x + 1))
+    layers = {kind: len(measured(network, kind, shapes(8)).means) for kind in KINDS}
+    assert layers["fp8"] == layers["int8"] + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_image_that_is_not_finite_answers_nan_and_no_other_does(kind: str, value: float) -> None:
+    graph, images = narrowed(Chain(), kind), shapes(8)
+    bad = images.clone()
+    bad[2, 1, 3, 3] = value
+    found, right = answer(graph, bad), answer(graph, images)
+    assert bool(found[2].isnan().any())
+    assert torch.equal(found[[0, 1, 3]], right[[0, 1, 3]])
+
+
+def test_another_graph_is_refused() -> None:
+    scales = measured(Chain(), "int8", shapes(8))
+    graph, places = understood(Tokens(), shapes(8))
+    with pytest.raises(Untraceable, match="int8 was certified for another graph"):
+        narrow(graph, places, scales, "int8", frozenset(), clip=True)
+
+
+def test_a_network_without_such_layers_is_refused() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 14 * 14, 4))
+    with pytest.raises(Untraceable, match="no dense layer of 16 channels"):
+        measured(network, "int8", shapes(8))
+
+
+def test_calibration_that_overflows_is_refused() -> None:
+    images = shapes(8)
+    images[0, 0, 0, 0] = torch.inf
+    with pytest.raises(Untraceable, match="infinite or NaN on the calibration images"):
+        measured(Chain(), "fp8", images)
+
+
+@pytest.fixture
+def made() -> EightBits:
+    network, images = Chain().eval(), shapes(8)
+    with torch.no_grad():
+        right = network(images)
+    reference = Reference([right], True)
+    found = compare(reference, [right + 0.01], "int8", "a test", Tolerance(top1=0.9), calibrated=8, digest="0")
+    scales = measured(network, "int8", images)
+    return EightBits("int8", (3, 16, 16), scales, frozenset([1]), True, images, (right,), "state", frozenset(), 0.03, found, "key")
+
+
+def test_it_is_written_and_read(made: EightBits, tmp_path: Path) -> None:
+    made.save(tmp_path / "made.safetensors")
+    again = EightBits.load(tmp_path / "made.safetensors")
+    assert again.scales.steps == made.scales.steps
+    assert again.scales.clipped == made.scales.clipped
+    assert all(torch.equal(again.scales.means[index], mean) for index, mean in made.scales.means.items())
+    assert (again.certificate, again.keep, again.error, again.digest) == (made.certificate, made.keep, made.error, made.digest)
+    assert torch.equal(pickle.loads(pickle.dumps(again)).witness, made.witness)
+
+
+def test_a_damaged_file_says_so(made: EightBits, tmp_path: Path) -> None:
+    path = tmp_path / "made.safetensors"
+    made.save(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="no network in 8 bits, or it is damaged"):
+        EightBits.load(path)
+
+
+@pytest.mark.parametrize(("error", "passes"), [(0.001, True), (0.5, False)])
+def test_a_plan_is_held_to_the_certified_error(made: EightBits, error: float, passes: bool) -> None:
+    batches = made.batches(3, CPU)
+    assert [len(args[0]) for args, _ in batches] == [3, 3, 3]
+    count = len(made.witness)
+    right = torch.cat([made.right[0], made.right[0][:1]])
+    off = right + error * right.norm() / right.numel() ** 0.5
+    found = made.compare([[part] for part in off.split(3)])
+    assert found.images == count
+    assert found.passes() is passes
+    assert "int8: relative error" in str(found)
+
+
+def test_before_there_is_a_certificate_any_error_passes(made: EightBits) -> None:
+    new = replace(made, error=float("inf"), certificate=None)
+    assert new.compare([[torch.zeros_like(made.right[0])]]).passes()
+
+
+def test_layers_that_are_slower_are_found_whatever_kernels_join_them() -> None:
+    scales = Scales([("conv", ("a",)), ("conv", ("b",)), ("conv", ("c",)), ("conv", ("d",))], means=dict.fromkeys(range(4), torch.zeros(1)))
+    wide = [Row("a, b", "join", (), 10.0), Row("c", "conv", (), 4.0), Row("d", "conv", (), 4.0)]
+    tight = [
+        Row("a", "narrow_conv", (), 4.0),
+        Row("b", "narrow_conv", (), 5.0),
+        Row("c", "quantize", (), 2.0),
+        Row("c", "narrow_conv", (), 3.0),
+    ]
+    tight.append(Row("d", "narrow_conv", (), 2.0))
+    assert slower(wide, tight, scales) == {2}
+
+
+def test_fp8_is_for_gpus() -> None:
+    with pytest.raises(ValueError, match=r'dtype="fp8" is for GPUs of compute capability 8\.9'):
+        fast(Chain(), "cpu", "fp8", calibration=shapes(96))
+
+
+@pytest.mark.parametrize(("kind", "needs"), [("fp8", "8.9"), ("int8", "8.0")])
+def test_a_gpu_that_has_no_such_numbers_is_refused(monkeypatch: pytest.MonkeyPatch, kind: str, needs: str) -> None:
+    from zoo.kernels.api.precisions import Wanted, proven
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    wanted = Wanted(kind, shapes(96), None, None, None, None, "quick", False)
+    with pytest.raises(ValueError, match=rf'dtype="{kind}" needs a GPU of compute capability {needs} or later, and cuda:0 has 7\.5'):
+        proven(Chain(), torch.device("cuda:0"), wanted)
+
+
+LOOSE = {"error": 0.3}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def eight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """On a GPU, with a folder of its own for what is kept."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("ZOO_CACHE", str(tmp_path_factory.mktemp("eight")))
+    patch.setattr(eight_bits, "_slow", lambda *_: frozenset())  # so small a network is no faster in 8 bits
+    network = Chain().eval()
+    example = shapes(32)
+    options: dict[str, Any] = {"calibration": shapes(96), "tolerance": LOOSE, "example": example, "progress": False}
+    yield fast(network, "cuda", request.param, **options), request.param, options
+    patch.undo()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_is_certified_and_says_so(eight: Any) -> None:
+    model, kind, _ = eight
+    images = shapes(32, seed=7)
+    with torch.no_grad():
+        right = plain(model)(images)
+    assert 1e-4 < distance(model(images.cuda()).cpu(), right) < 0.3
+    said = " ".join(str(why(model)).split())
+    assert model.precision == kind
+    assert f"{kind} proven" in said
+    assert "48 images that calibrated nothing" in said
+    assert "narrow_conv" in said or "narrow_cudnn" in said or "left wide because" in said
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_an_image_that_is_not_finite_answers_nan(eight: Any) -> None:
+    model, _, _ = eight
+    images = shapes(32, seed=3).cuda()
+    right = model(images).clone()
+    images[5, 0, 2, 2] = torch.nan
+    found = model(images)
+    assert bool(found[5].isnan().any())
+    assert torch.equal(found[:5], right[:5])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_another_batch_is_held_to_the_certificate(eight: Any) -> None:
+    model, kind, _ = eight
+    images = shapes(5, seed=2)
+    with torch.no_grad():
+        right = plain(model)(images)
+    assert distance(model(images.cuda()).cpu(), right) < 0.3
+    assert kind in str(model.report().plans[-1].parity) or "computed in bfloat16" in str(model.report())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_another_size_is_computed_in_half_precision(eight: Any) -> None:
+    model, _, _ = eight
+    images = shapes(4, side=24)
+    with torch.no_grad():
+        right = plain(model)(images)
+    assert distance(model(images.cuda()).cpu(), right) < 0.03
+    assert "computed in bfloat16" in " ".join(str(why(model)).split())
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_is_made_once_and_pickled_with_its_certificate(eight: Any) -> None:
+    model, kind, options = eight
+    again = fast(plain(model), "cuda", kind, **options)
+    assert again.quantized.digest == model.quantized.digest
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    loaded: Fast = torch.load(stream, weights_only=False)
+    assert loaded.proofs == model.proofs
+    images = shapes(32, seed=1).cuda()
+    assert distance(loaded(images).cpu(), model(images).float().cpu()) < 0.05
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_other_weights_lose_the_certificate(eight: Any) -> None:
+    model = copy.deepcopy(eight[0])
+    model.load_state_dict({name: 1.5 * value for name, value in model.state_dict().items()})
+    images = shapes(32).cuda()
+    with torch.no_grad():
+        right = plain(model)(images.cpu())
+    assert distance(model(images).cpu(), right) < 0.03
+    assert model.proofs == []
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_what_is_no_faster_is_not_taken(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eight_bits, "_slow", lambda *_: None)
+    with pytest.warns(UserWarning, match="int8 is no faster than bfloat16 here"):
+        model = fast(Chain(), "cuda", "int8", calibration=shapes(96), tolerance=LOOSE, example=shapes(32), progress=False)
+    assert model.precision == "bfloat16"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_auto_names_what_it_took_and_what_the_others_lose(own_cache: Path) -> None:
+    model = fast(Chain(), "cuda", "auto", calibration=shapes(96), tolerance=LOOSE, example=shapes(32), progress=False)
+    said = " ".join(str(why(model)).split())
+    assert 'the fastest whose certificate holds, by dtype="auto"' in said
+    assert all(name in said for name in ("bfloat16", "int8", "fp8"))
