@@ -66,6 +66,7 @@ def read(path: Path) -> Source:
             facts={"program": program.name},
             notes=said.notes,
             close=files.close,
+            beside=files.others(path),
         )
 
 
