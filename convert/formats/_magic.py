@@ -57,8 +57,6 @@ def named(path: Path, head: bytes) -> str:
     if path.is_dir():
         found = next((what for name, what in COMPILED.items() if (path / name).is_file()), "")
         return f"{found}: ask for the .mlmodel or .mlpackage that it was made from" if found else ""
-    if head.lstrip()[:1] == b"{" and b'"magic"' in head[:200] and b'"pir"' in head[:200]:
-        return "a program of PaddlePaddle 3, in JSON: save the state dict (.pdparams), or export .pdmodel with FLAGS_enable_pir_api=0"
     for place, begins, what, todo in BEGINNINGS:
         if head[place : place + len(begins)] == begins:
             return f"{what}: {todo}"

@@ -33,6 +33,7 @@ from zoo.conversion.export import check_same, export, kept_bits
 from zoo.conversion.fold_input import fold_input as fold
 from zoo.conversion.foreign import Foreign, filled, load
 from zoo.conversion.identity import hashing
+from zoo.conversion.notes import NOTES, notes
 from zoo.conversion.own import OwnNetwork, own_network
 from zoo.conversion.pixels import known_pixels, searched, told_by_user
 from zoo.conversion.proof import decided, proven
@@ -160,7 +161,8 @@ def convert(
         if fold_input:
             tensors, wanted = fold(foreign.network, foreign.layers, tensors, trained_on)
         made = _described(foreign, tensors, destination, decision, wanted)
-        unsaid = issubclass(model, OwnNetwork) and not (told or pixels.table or pixels.status == "stated")
+        stated = pixels.status == "stated" and (NOTES not in opened.facts or bool(notes(opened.facts, model).get("pixels")))
+        unsaid = issubclass(model, OwnNetwork) and not (told or pixels.table or stated)
         made.pixels = None if unsaid else pixels
         if made.pixels is None and getattr(foreign.network, "in_channels", 0) == 3:
             made.notes.append(UNSAID)
