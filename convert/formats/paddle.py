@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from convert import _guard
 from convert.formats import _paddle_ops, _pickles
@@ -93,8 +94,9 @@ def _of_names(path: Path, described: Path, files: Maps) -> Source:
     told = json_file(described, most_bytes=MOST_BYTES)
     files.view(described)
     variables: dict[str, Variable] = {}
-    regions = told["program"]["regions"] if is_dict(told) else []
-    for operation in (each for region in regions[:1] for block in region["blocks"][:1] for each in block["ops"]):
+    regions: list[Any] = list(told["program"]["regions"]) if is_dict(told) else []
+    operations: list[Any] = [each for region in regions[:1] for block in region["blocks"][:1] for each in block["ops"]]
+    for operation in operations:
         if operation.get("#") == PARAMETER:
             name, dims = operation["A"][3], operation["O"]["TT"]["D"][1]
             if not isinstance(name, str) or name in variables:
