@@ -6,7 +6,7 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ def described(source: Source) -> dict[str, Any]:
         "facts": dict(source.facts),
         "preprocessing": packed(dict(source.preprocessing)),
         "notes": list(source.notes),
+        "beside": list(source.beside),
         "layout": None if source.layout is None else _layout(source.layout, source.tensors),
     }
 
@@ -100,9 +101,18 @@ def believed(told: Mapping[str, Any], path: Path, load: Any, pour: Any, close: A
         facts={_typed(key, str): _typed(value, str) for key, value in told["facts"].items()},
         preprocessing=_typed(unpacked(told["preprocessing"]), dict),
         notes=[_typed(note, str) for note in told["notes"]],
+        beside=tuple(_inside(name) for name in told.get("beside", ())),
         layout=None if told["layout"] is None else _read_layout(told["layout"]),
         close=close,
     )
+
+
+def _inside(name: Any) -> str:
+    """Take the name of a file for one only where it leads to no other folder than the source's and those in it."""
+    place = PurePosixPath(_typed(name, str))
+    if place.is_absolute() or ".." in place.parts or not place.parts or "\\" in name or "\0" in name:
+        raise ValueError(f"{name!r:.100} is no file beside the source")
+    return name
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:

@@ -97,7 +97,7 @@ class Certificate:
 
     def __post_init__(self) -> None:
         self.evidence = sorted(self.evidence, key=lambda one: STRENGTH.index(one.kind))
-        if any(one.worst is not None and one.kind in PROVING for one in self.evidence):
+        if self.chained or any(one.worst is not None and one.kind in PROVING for one in self.evidence):
             self.evidence = [replace(one, detail=one.detail.removesuffix(NOT_COMPARED)) for one in self.evidence]
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,8 @@ FOLDED = ("conv", "depthwise", "transposed", "dense")
 
 BIASED = ("conv", "conv_from_linear", "transposed", "linear", "linear_from_conv")
 """Kinds of rows whose bias may have no place in ours."""
+SHOWN = 3
+"""Names that a note lists."""
 
 
 def complete(
@@ -39,6 +42,8 @@ def complete(
     fed = {name: sum(name in layer.inputs for layer in layers) for name in norms}
     absent = dict(report.missing)
     ops = ops or {}
+    folded: list[str] = []
+    shifting: list[str] = []
     for row in rows:
         norm = norms.get(row.ours)
         bias = f"{row.theirs}.bias"
@@ -48,7 +53,7 @@ def complete(
                 fold_bias(adopted, norm.name, seen[bias])
                 adopted.moved.add(row.ours)
             elif mean in absent:
-                _identity(adopted, norm, shapes, seen[bias])
+                _identity(adopted, norm, shapes, seen[bias], folded, shifting)
                 for leaf in ("weight", "bias", "running_mean", "running_var"):
                     absent.pop(f"{norm.name}.{leaf}", None)
                 adopted.moved.add(row.ours)
@@ -63,7 +68,7 @@ def complete(
         if norm is None or fed[row.ours] != 1 or ops.get(row.theirs) not in FOLDED:
             continue
         if f"{row.ours}.weight" in tensors and (held := _leaves(norm.name, shapes)) and all(name in absent for name in held):
-            _identity(adopted, norm, shapes, None)
+            _identity(adopted, norm, shapes, None, folded, shifting)
             for name in held:
                 absent.pop(name)
     eps = {layer.name: layer.eps or 0.0 for layer in layers}
@@ -72,7 +77,7 @@ def complete(
             like = tensors[f"{row.ours}.weight"]
             for leaf, value in (("running_mean", 0), ("running_var", 1 - eps[row.ours])):
                 if absent.pop(f"{row.ours}.{leaf}", None) is not None:
-                    tensors[f"{row.ours}.{leaf}"] = constant(value, like.shape, like.dtype, f"(in the file's scale: {value:g})")
+                    tensors[f"{row.ours}.{leaf}"] = constant(value, like.shape, _wide(like.dtype), f"(in the file's scale: {value:g})")
     for row in rows:
         if row.kind == "norm" and f"{row.ours}.running_var" in tensors:
             like = tensors[f"{row.ours}.running_var"]
@@ -95,6 +100,12 @@ def complete(
                 tensors[name] = constant(0, tuple(shapes[name]), weight.dtype, "(none in the file: zeros)")
                 absent.pop(name)
                 adopted.notes.append(f"{name}: the file's layer has none, which is zeros")
+    for norms_of, does in ((shifting, "add their biases and do nothing else"), (folded, "do nothing")):
+        if norms_of:
+            which = ", ".join([*norms_of[:SHOWN], *([f"and {len(norms_of) - SHOWN} more"] if len(norms_of) > SHOWN else [])])
+            adopted.notes.append(
+                f"{counted(len(norms_of), 'BatchNorm')} of the file: folded into the layers before them; ours {does}: {which}"
+            )
     note_moved(adopted)
     report.missing[:] = [(ours, theirs) for ours, theirs in report.missing if ours in absent]
     report.unused[:] = [row for row in report.unused if f"{row.ours}.running_var" not in tensors]
@@ -105,10 +116,17 @@ def _leaves(norm: str, shapes: Mapping[str, Shape]) -> list[str]:
     return [name for name in names if name in shapes]
 
 
-def _identity(adopted: Adopted, norm: Layer, shapes: Mapping[str, Shape], bias: Stored | None) -> None:
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Choose a dtype in which 1 less an epsilon is not 1, as it is in half precision: deep networks would compute something else."""
+    return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
+
+
+def _identity(
+    adopted: Adopted, norm: Layer, shapes: Mapping[str, Shape], bias: Stored | None, folded: list[str], shifting: list[str]
+) -> None:
     """Make a BatchNorm that adds a bias, if there is one, and does nothing else, for a file that has it in the layer before it."""
     shape, eps = tuple(shapes[f"{norm.name}.running_var"]), norm.eps or 0.0
-    dtype = bias.dtype if bias is not None else adopted.tensors[f"{norm.inputs[0]}.weight"].dtype
+    dtype = _wide(bias.dtype if bias is not None else adopted.tensors[f"{norm.inputs[0]}.weight"].dtype)
     made = {leaf: constant(value, shape, dtype, f"(folded in the file: {word})") for leaf, value, word in (
         ("weight", 1, "one"), ("bias", 0, "zero"), ("running_mean", 0, "zero"), ("running_var", 1 - eps, f"1 - {eps:g}"),
     )}  # fmt: skip
@@ -117,8 +135,7 @@ def _identity(adopted: Adopted, norm: Layer, shapes: Mapping[str, Shape], bias: 
     elif bias is not None:  # a norm without a shift of its own takes it up in its mean
         made["running_mean"] = made["running_mean"].then(Minus(bias.array().astype(np.float64), bias.origin))
     adopted.tensors.update({name: made[name.rpartition(".")[2]] for name in _leaves(norm.name, shapes)})
-    does = "adds its bias and does nothing else" if bias is not None else "does nothing"
-    adopted.notes.append(f"{norm.name}: the file's BatchNorm is folded into the convolution or dense layer before it; ours {does}")
+    (folded if bias is None else shifting).append(norm.name)
 
 
 def fold_bias(adopted: Adopted, norm: str, bias: Stored) -> None:

@@ -19,6 +19,8 @@ from weights.errors import ReaderUnavailable
 
 NO_FRAMEWORK = "no framework that is run here takes files of the format {}"
 """Why there are no outputs of a format's files, whatever is installed."""
+NO_GRAPH = "the file holds weights and no graph"
+"""Why nothing can run a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,10 @@ def outputs(
     library = _framework.LIBRARIES.get(source.format)
     if library is None and naming in ("torchvision", "timm") and source.format in ("pytorch", "safetensors"):
         return _library(naming, source, inputs, family, classes)
+    if source.graph is None:
+        return NO_GRAPH
     if library is None:
         return NO_FRAMEWORK.format(source.format)
-    if source.graph is None:
-        return "the file holds weights and no graph"
     if source.graph.unknown:
         return f"the graph holds {', '.join(source.graph.unknown)}, which is not run"
     if importlib.util.find_spec(library) is None:

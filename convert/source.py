@@ -226,6 +226,7 @@ class Source:
         facts: what else the file says and a reader of the report wants to know: "backend", "stored accuracy" …
         preprocessing: what the file says of its images: any of mean, std (per channel, on 0..1), channel_order, range.
         notes: what was left out, and why.
+        beside: names of the other files that it was read from, an IR's .bin or a network's .prototxt, from its own folder on.
         layout: for a positional file, how a tensor of a kind is stored: (kind, leaf, shape) to steps; and the order of leaves.
         close: lets go of the file; tensors can't be read after it.
         reader: of a file that a process of its own reads, what the kernel keeps that process from; "" of one that is read here.
@@ -247,6 +248,7 @@ class Source:
     facts: dict[str, str] = field(default_factory=dict[str, str])
     preprocessing: Mapping[str, Any] = field(default_factory=dict[str, Any])
     notes: list[str] = field(default_factory=list[str])
+    beside: tuple[str, ...] = ()
     layout: Positional | None = None
     close: Callable[[], None] = lambda: None
     reader: str = ""

@@ -56,13 +56,30 @@ SCHEMAS: Mapping[str, Any] = {
     "split": schema("int count 1"),
     "flatten": schema("int mode 1"),
     "reduce": schema("int type 1, int axis 3"),
+    "clip": schema("float low 1, float high 2"),
+    "gelu": schema("int mode 1"),
+    "softmaxND": schema("int axis 1"),
+    "concatND": schema("int axis 1, int interleave 2"),
+    "transpose": schema("ints axes 1"),
+    "batchedMatmul": schema(
+        "int first 1, int second 2, int ins 5, int outs 6, int biased 7, weight weight 8, weight bias 9", weight=WEIGHT
+    ),
+    "squeeze": schema("ints axes 1, int all 2"),
+    "expandDims": schema("ints axes 1"),
+    "flattenTo2D": schema("int axis 1"),
+    "reshapeStatic": schema("ints shape 1"),
+    "constantPad": schema("float value 1, ints pads 2, int mode 3"),
+    "reduceMean": schema("ints axes 1, int keep 2, int all 3"),
 }  # fmt: skip
 NUMBERS = {
     100: "convolution", 120: "pooling", 130: "activation", 140: "innerProduct", 150: "embedding", 160: "batchnorm", 165: "mvn",
     170: "l2normalize", 175: "softmax", 180: "lrn", 190: "crop", 200: "padding", 210: "upsample", 211: "resizeBilinear", 220: "unary",
     230: "add", 231: "multiply", 240: "average", 245: "scale", 250: "bias", 260: "max", 261: "min", 270: "dot", 280: "reduce",
     290: "loadConstant", 300: "reshape", 301: "flatten", 310: "permute", 320: "concat", 330: "split", 345: "reorganizeData", 350: "slice",
-    500: "custom",
+    500: "custom", 660: "clip", 795: "gelu", 875: "maxBroadcastable", 880: "addBroadcastable", 890: "divideBroadcastable",
+    900: "multiplyBroadcastable", 905: "subtractBroadcastable", 950: "softmaxND", 975: "splitND", 980: "concatND", 985: "transpose",
+    995: "sliceStatic", 1045: "batchedMatmul", 1120: "squeeze", 1125: "expandDims", 1130: "flattenTo2D", 1140: "reshapeStatic",
+    1150: "rankPreservingReshape", 1155: "constantPad", 1280: "reduceMean", 1350: "layerNormalization",
 }  # fmt: skip
 """The fields of a layer that say what it is."""
 SCALER = schema("float scale 10, float blue 20, float green 21, float red 22, float gray 30")
@@ -399,6 +416,65 @@ def reduced(out: Said, layer: Layer) -> bool:
     return out.gives(layer, out.add("GlobalAveragePool", out.given(layer)[:1], name=layer.name))
 
 
+def clip(out: Said, layer: Layer) -> bool:
+    bounds = [out.numbers(layer.number(name, 0), "float32") for name in ("low", "high")]
+    return out.gives(layer, out.add("Clip", [*out.given(layer)[:1], *bounds], name=layer.name))
+
+
+def gelu(out: Said, layer: Layer) -> bool:
+    kind = {0: "none", 1: "tanh"}.get(layer.whole("mode"))
+    return kind is not None and out.gives(layer, out.add("Gelu", out.given(layer)[:1], name=layer.name, approximate=kind))
+
+
+def product(out: Said, layer: Layer) -> bool:
+    """A product with a matrix of the file's, which is a dense layer; one of two values is none."""
+    outs, ins = layer.whole("outs"), layer.whole("ins")
+    if len(layer.inputs) != 1 or layer.whole("first") or layer.whole("second"):
+        return False
+    weight = out.weight(layer, "weight", (ins, outs))
+    bias = out.weight(layer, "bias", (outs,)) if layer.whole("biased") else ""
+    inputs = [*out.given(layer)[:1], weight, *([bias] if bias else [])]
+    return bool(weight) and out.gives(layer, out.add("Gemm", inputs, module=layer.name, transB=0))
+
+
+def with_axis(op: str, out: Said, layer: Layer) -> bool:
+    if layer.whole("interleave"):
+        return False
+    return out.gives(layer, out.add(op, out.given(layer), name=layer.name, axis=layer.whole("axis")))
+
+
+def with_numbers(op: str, field: str, out: Said, layer: Layer) -> bool:
+    """Give a value another shape, by numbers that the layer has."""
+    held = layer.told.get(field, [])
+    if not held or layer.whole("all"):
+        return False
+    return out.gives(layer, out.add(op, [*out.given(layer)[:1], out.numbers(held)], name=layer.name))
+
+
+def turned(out: Said, layer: Layer) -> bool:
+    perm: list[int] = layer.told.get("axes", [])
+    return bool(perm) and out.gives(layer, out.add("Transpose", out.given(layer)[:1], name=layer.name, perm=tuple(perm)))
+
+
+def margins(out: Said, layer: Layer) -> bool:
+    pads: list[int] = layer.told.get("pads", [])
+    if layer.whole("mode") or not 0 < len(pads) <= 8 or len(pads) % 2:
+        return False
+    pads = [0] * (8 - len(pads)) + pads
+    inputs = [*out.given(layer)[:1], out.numbers([*pads[::2], *pads[1::2]]), out.numbers(layer.number("value", 0), "float32")]
+    return out.gives(layer, out.add("Pad", inputs, name=layer.name))
+
+
+def flatten_to_2d(out: Said, layer: Layer) -> bool:
+    return out.gives(layer, out.add("Flatten", out.given(layer)[:1], name=layer.name, axis=layer.whole("axis")))
+
+
+def mean(out: Said, layer: Layer) -> bool:
+    axes: list[int] = layer.told.get("axes", [])
+    how: dict[str, Any] = {"axes": tuple(axes), "keepdims": layer.whole("keep")}
+    return bool(axes) and not layer.whole("all") and out.gives(layer, out.add("ReduceMean", out.given(layer)[:1], name=layer.name, **how))
+
+
 HANDLERS: dict[str, Callable[[Said, Layer], bool]] = {
     "convolution": conv,
     "innerProduct": dense,
@@ -420,4 +496,21 @@ HANDLERS: dict[str, Callable[[Said, Layer], bool]] = {
     "padding": margin,
     "upsample": upsample,
     "reduce": reduced,
+    "clip": clip,
+    "gelu": gelu,
+    "addBroadcastable": partial(many, "Add"),
+    "multiplyBroadcastable": partial(many, "Mul"),
+    "subtractBroadcastable": partial(many, "Sub"),
+    "divideBroadcastable": partial(many, "Div"),
+    "maxBroadcastable": partial(many, "Max"),
+    "softmaxND": partial(with_axis, "Softmax"),
+    "concatND": partial(with_axis, "Concat"),
+    "transpose": turned,
+    "batchedMatmul": product,
+    "squeeze": partial(with_numbers, "Squeeze", "axes"),
+    "expandDims": partial(with_numbers, "Unsqueeze", "axes"),
+    "flattenTo2D": flatten_to_2d,
+    "reshapeStatic": partial(with_numbers, "Reshape", "shape"),
+    "constantPad": margins,
+    "reduceMean": mean,
 }

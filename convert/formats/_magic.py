@@ -36,6 +36,16 @@ BEGINNINGS: tuple[tuple[int, bytes, str, str], ...] = (
 """Where, how, what that is, and what to do."""
 SHARD = re.compile(r"[-.]shard\d+(of\d+)?(\.bin)?$")
 """How TensorFlow.js calls the parts of its weights."""
+DESCRIPTIONS = (
+    (".prototxt", "Caffe's description of a network, without weights", "name the .caffemodel"),
+    ("-symbol.json", "MXNet's description of a network, without weights", "name the .params"),
+    (".cfg", "a description of a network, as Darknet has it, without weights", "name the .weights"),
+    (".pbtxt", "TensorFlow's description of a graph as text", "name the .pb that has the weights"),
+    (".py", "Python code", "name the file of the weights; --model mypackage.mymodule:Class takes a network of your own"),
+    (".ipynb", "a notebook", "name the file of the weights"),
+)
+"""Files beside weights by the ends of their names."""
+TENSORFLOW_SHARD = re.compile(r"(.+)\.data-\d{5}-of-\d{5}$")
 COMPILED = {
     "coremldata.bin": "a model that Core ML has compiled (.mlmodelc)",
     "model.espresso.net": "a model that Core ML has compiled (.mlmodelc)",
@@ -47,8 +57,6 @@ def named(path: Path, head: bytes) -> str:
     if path.is_dir():
         found = next((what for name, what in COMPILED.items() if (path / name).is_file()), "")
         return f"{found}: ask for the .mlmodel or .mlpackage that it was made from" if found else ""
-    if head.lstrip()[:1] == b"{" and b'"magic"' in head[:200] and b'"pir"' in head[:200]:
-        return "a program of PaddlePaddle 3, in JSON: save the state dict (.pdparams), or export .pdmodel with FLAGS_enable_pir_api=0"
     for place, begins, what, todo in BEGINNINGS:
         if head[place : place + len(begins)] == begins:
             return f"{what}: {todo}"
@@ -58,6 +66,11 @@ def named(path: Path, head: bytes) -> str:
         return (
             "probably a shard of TensorFlow.js's weights, which has no names: name the model.json, or the weights_manifest.json, beside it"
         )
+    if match := TENSORFLOW_SHARD.match(path.name):
+        return f"a shard of a TensorFlow checkpoint, which has no names: name {match[1]}.index beside it"
+    for ending, what, todo in DESCRIPTIONS:
+        if path.name.endswith(ending) and b"\0" not in head:
+            return f"{what}: {todo}"
     if path.suffix == ".blob":
         return f"probably a network that OpenVINO has compiled for one device: {ANEW}"
     return ""

@@ -23,6 +23,13 @@ def beside(path: Path, suffix: str) -> Path | None:
     return others[0] if len(others) == 1 else None
 
 
+def named_from(path: Path, other: Path) -> str:
+    """Name a file as seen from the folder of another."""
+    folder, place = path.absolute().parent.resolve(), other.absolute()
+    place = place.parent.resolve() / place.name
+    return place.relative_to(folder).as_posix() if place.is_relative_to(folder) else place.name
+
+
 def description(path: Path, most_bytes: int) -> str:
     """Read the text that describes a network; LimitExceeded if it has more bytes than that."""
     if path.stat().st_size > most_bytes:
@@ -60,6 +67,10 @@ class Maps:
             self.size_bytes += size
             self._views[path] = memoryview(self._maps[-1] if size else b"")
         return self._views[path]
+
+    def others(self, path: Path) -> tuple[str, ...]:
+        """Name the files that were mapped but this one, from its folder on."""
+        return tuple(named_from(path, other) for other in self._views if other != path)
 
     def close(self) -> None:
         """Let go of the files; arrays that are still in use keep theirs."""

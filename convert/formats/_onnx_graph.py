@@ -15,6 +15,7 @@ from convert.formats._onnx_proto import Model, Operator
 from convert.graph import Graph, Node
 from convert.source import Stored
 from convert.steps import Transpose, from_layout
+from weights.wording import counted
 
 KEY = re.compile(r"[\w.]*\.[A-Za-z_]\w*$")
 """How a state dict names a tensor."""
@@ -239,7 +240,7 @@ class Builder:
             elif tensor.dtype.kind not in "iub" and name not in self.readers:
                 left += 1
         if left:
-            self.notes.append(f"{left} tensors that no operator reads were left out")
+            self.notes.append(f"{counted(left, 'tensor')} that no operator reads {'was' if left == 1 else 'were'} left out")
         if self.model.left_out:
             self.notes.append(f"left out, of a type that no weight has: {', '.join(self.model.left_out[:10])}")
 

@@ -30,7 +30,7 @@ def preparation(graph: Graph | None) -> dict[str, Any]:
     scale, offset = np.broadcast_arrays(scale, offset)
     most = 255 if scale.max() < 0.1 else 1
     return {
-        "mean": tuple(float(n) for n in -offset / scale / most),
+        "mean": tuple(float(n) for n in (0 - offset) / scale / most),
         "std": tuple(float(n) for n in 1 / scale / most),
         "range": f"0..{most}",
         "channel_order": order,

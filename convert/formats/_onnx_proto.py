@@ -78,6 +78,7 @@ class Model:
     outputs: list[str] = field(default_factory=list[str])
     left_out: list[str] = field(default_factory=list[str])
     size_bytes: int = 0
+    beside: tuple[str, ...] = ()
     channels_last: bool = False
     named: bool = True
     close: Callable[[], None] = lambda: None
@@ -128,7 +129,7 @@ def parse(path: Path) -> Model:
     if "graph" not in told:
         raise MalformedFile(f"{path} is no ONNX file: it has no graph")
     _graph(told["graph"][-1], model, files, budget)
-    model.size_bytes = files.size_bytes
+    model.size_bytes, model.beside = files.size_bytes, files.others(path)
     return model
 
 

@@ -135,12 +135,13 @@ class Transcript:
         facts: Mapping[str, str] | None = None,
         notes: Sequence[str] = (),
         close: Callable[[], None] = lambda: None,
+        beside: tuple[str, ...] = (),
         preprocessing: Callable[[Graph | None], dict[str, Any]] = preparation,
     ) -> Source:
         """Build the graph and its tensors, check them, and describe the file.
 
         Args:
-            path, format, framework, facts, notes, close: as `convert.source.Source` has them.
+            path, format, framework, facts, notes, close, beside: as `convert.source.Source` has them.
             size_bytes: of the file and its companions.
             what: "TFLite file", for the messages of what fails later.
             preprocessing: reads what the graph does to its pixels.
@@ -163,6 +164,7 @@ class Transcript:
             facts={key: value[: _guard.MAX_FACT] for key, value in (facts or {}).items()},
             preprocessing=preprocessing(graph),
             notes=[*notes, *builder.notes, *mixed],
+            beside=beside,
             close=close,
         )
 

@@ -31,12 +31,8 @@ def read(path: Path, opened: Callable[[Path], Source]) -> Source:
         UnsafeFormat: it names a file in another folder.
         LimitExceeded: it is longer than any index, or names more shards.
     """
-    if path.stat().st_size > MAX_INDEX_BYTES:
-        raise LimitExceeded(f"{path}: {path.stat().st_size} bytes of an index of shards")
     places = listed(path)
     files = list(dict.fromkeys(places.values()))
-    if len(files) > MAX_SHARDS:
-        raise LimitExceeded(f"{path} names {len(files)} shards; at most {MAX_SHARDS} are read")
     if absent := [name for name in files if not path.with_name(name).is_file()]:
         raise MalformedFile(f"{path} names {absent[0]}, which is not beside it. Fetch all {len(files)} shards")
     sources: dict[str, Source] = {}
@@ -62,6 +58,8 @@ def read(path: Path, opened: Callable[[Path], Source]) -> Source:
 
 def listed(path: Path) -> dict[str, str]:
     """List which tensor lies in which file; raises as `read` does."""
+    if path.stat().st_size > MAX_INDEX_BYTES:
+        raise LimitExceeded(f"{path}: {path.stat().st_size} bytes of an index of shards; at most {MAX_INDEX_BYTES} are read")
     told = read_json(path.read_text("utf-8", "surrogateescape"), f"the index of shards {path}", "Fetch it again")
     found = told.get("weight_map") if is_dict(told) else None
     if not is_dict(found) or not found:
@@ -75,4 +73,6 @@ def listed(path: Path) -> dict[str, str]:
         if file.endswith(".json"):
             raise MalformedFile(f"{path} names {file!r:.100} as a shard; shards hold tensors, and an index none")
         places[name] = file
+    if (count := len(set(places.values()))) > MAX_SHARDS:
+        raise LimitExceeded(f"{path} names {count} shards; at most {MAX_SHARDS} are read")
     return places

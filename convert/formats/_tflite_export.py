@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from convert.formats import _onnx_export
+from convert.formats import _flatbuffer, _onnx_export, _tflite_model
+from convert.formats._mapped import mapped
 from convert.formats._tflite_handlers import HANDLERS
 from convert.formats._tflite_writer import Numbers, Writer
+from convert.formats._wire import Budget
 from weights.errors import MissingLibrary
 
 if TYPE_CHECKING:
@@ -135,6 +137,9 @@ def outputs(path: Path, images: np.ndarray, last: bool) -> tuple[np.ndarray, str
     (given, *_), (gives, *_) = interpreter.get_input_details(), interpreter.get_output_details()
     if given["dtype"] != np.float32 or gives["dtype"] != np.float32:
         return "its images or outputs are whole numbers, which it rounds"
+    data = mapped(path)
+    if _tflite_model.rounds(_tflite_model.parse(_flatbuffer.root(data, Budget()), data)):
+        return "its runtime rounds what each layer of eight-bit weights reads to eight bits too"
     made: list[np.ndarray] = []
     for image in images:
         interpreter.set_tensor(given["index"], (image.transpose(1, 2, 0) if last else image)[None])

@@ -22,6 +22,8 @@ DTYPES = {
 NIBBLES = 17
 """Numbers of four bits with a sign, two to a byte."""
 
+WEIGHTED = (3, 4, 9, 67)
+"""Operators whose second input is a weight: CONV_2D, DEPTHWISE_CONV_2D, FULLY_CONNECTED; a transposed convolution's is too."""
 NOTES = "kernelzoo"
 """What is kept of a file's metadata: what `export` has written."""
 
@@ -34,11 +36,13 @@ class Tensor:
         name: unique in the file.
         shape: None where free.
         held: its numbers, if it is a constant; dequantised.
+        kind: a number of TensorType, what it is stored as.
     """
 
     name: str
     shape: tuple[int | None, ...]
     held: Stored | None
+    kind: int = 0
 
 
 @dataclass(slots=True)
@@ -99,6 +103,13 @@ def parse(root: Table, data: memoryview) -> Model:
     return model
 
 
+def rounds(model: Model) -> bool:
+    """Whether a runtime rounds the reals that a layer reads to eight bits: one whose weights are whole numbers (dynamic range)."""
+    layers = (operator.inputs for operator in model.operators if operator.code in WEIGHTED and len(operator.inputs) > 1)
+    pairs = ((x, weight) for x, weight, *_ in layers if x is not None and weight is not None and weight.held is not None)
+    return any(x.kind == 0 and (weight.kind == NIBBLES or DTYPES.get(weight.kind) in ("int8", "uint8")) for x, weight in pairs)
+
+
 def _at(tensors: list[Tensor], place: int) -> Tensor:
     if not 0 <= place < len(tensors):
         raise MalformedFile(f"an operator names tensor {place}, of {len(tensors)}")
@@ -113,7 +124,7 @@ def _tensor(table: Table, name: str, buffers: list[Table], data: memoryview, kin
     free: tuple[int | None, ...] = tuple(n if n > 0 else None for n in (signature if len(signature) == len(dims) else dims))
     raw = _content(buffers[which], data) if 0 < which < len(buffers) else None
     if raw is None or not len(raw):
-        return Tensor(name, free, None)
+        return Tensor(name, free, None, kind)
     if table.table(6) is not None:
         notes.append(f"left out, being sparse: {name:.100}")
         return Tensor(name, free, None)
@@ -130,7 +141,7 @@ def _tensor(table: Table, name: str, buffers: list[Table], data: memoryview, kin
         stored = dequantised(stored, scales, quantisation.numbers(3, "<i8"), quantisation.number(6, "i"))
         label = "int4" if kind == NIBBLES else str(dtype)
         kinds[label] = kinds.get(label, 0) + 1
-    return Tensor(name, free, stored)
+    return Tensor(name, free, stored, kind)
 
 
 def _content(buffer: Table, data: memoryview) -> memoryview | None:

@@ -80,6 +80,7 @@ def read(path: Path) -> Source:
             facts={name: fact for name, fact in facts.items() if fact},
             preprocessing=preparation,
             notes=[*notes, *([] if preparation else [CONVENTION])],
+            beside=(said,) if said else (),
         )
 
 

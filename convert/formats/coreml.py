@@ -1,4 +1,4 @@
-"""Core ML's .mlmodel, a neural network with its weights, and of ML programs, .mlpackage, the weights; read without Apple's libraries.
+"""Core ML's .mlmodel, a neural network with its weights, and .mlpackage, an ML program with its own; read without Apple's libraries.
 
 Kernels are OIHW, dense weights (out, in). Weights in half precision or in few bits are read as the reals that they stand for.
 """

@@ -87,7 +87,8 @@ def read(path: Path) -> Source:
     facts |= {"cfg": found.name} | _strings(marks.get("metadata"))
     plan = None if marks.get("listing") else _graph(sections, notes, alexey, major > 1000 or minor > 1000)
     preparation = {} if marks.get("listing") else {"channel_order": "rgb", "range": 1}
-    return Source(path, "darknet", framework, tensors, graph=plan, facts=facts, preprocessing=preparation, notes=notes)
+    how: Any = {"preprocessing": preparation, "notes": notes, "beside": (found.name,)}
+    return Source(path, "darknet", framework, tensors, graph=plan, facts=facts, **how)
 
 
 def write(parts: Sequence[Part], path: Path, *, convention: Convention = "correlation", metadata: Mapping[str, str]) -> None:

@@ -113,6 +113,7 @@ def read(path: Path) -> Source:
         "Caffe, compressed by Deep Compression",
         tensors,
         graph=network,
+        beside=(described,) if described.endswith(".prototxt") else (),
         facts={"layers": described, "stored": f"{entries} of {weights} weights, {CODEBOOK} values a layer"},
     )
 

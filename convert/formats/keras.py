@@ -15,6 +15,7 @@ from convert.formats._keras_layers import Era, Layer, ordering, tensors
 from convert.formats._keras_prepared import prepared
 from convert.formats._keras_write import NOTES
 from convert.formats._keras_write import write as write
+from convert.formats._mapped import named_from
 from convert.graph import Graph
 from convert.source import Convention, Source, Stored
 from weights.errors import ConvertError, LimitExceeded, MalformedFile, UnsupportedFormat
@@ -58,6 +59,7 @@ def read(path: Path) -> Source:
             shards = _shards(path)
             size += sum(shard.stat().st_size for shard in shards)
             source = _sharded(path, shards)
+            source.beside = tuple(named_from(path, shard) for shard in shards)
         check(path, source.tensors.values(), size)
     return source
 

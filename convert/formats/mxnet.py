@@ -69,6 +69,7 @@ def read(path: Path) -> Source:
             facts={"symbol": described.name},
             notes=said.notes,
             close=files.close,
+            beside=(described.name,),
         )
 
 

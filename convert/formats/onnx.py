@@ -36,12 +36,18 @@ FIRST_FIELDS = {2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 2
 """The fields that may follow the version, and how each is written."""
 
 
+GRAPH_FIRST = 7 << 3 | 2
+"""What a file begins with whose writer, pnnx for one, puts the graph in front of the version."""
+
+
 def sniff(path: Path, head: bytes) -> bool:
     """Tell whether it begins as ONNX files do: a version of the format, then another field of a model."""
-    del path
     try:
         at, view = 0, memoryview(head)
         key, at = _wire.varint(view, at)
+        if key == GRAPH_FIRST and path.suffix in SUFFIXES:
+            size, at = _wire.varint(view, at)
+            return 0 < size <= path.stat().st_size - at and head[at : at + 1] in (b"\n", b"\x12", b"\x2a")
         version, at = _wire.varint(view, at)
         follows, at = _wire.varint(view, at)
     except MalformedFile:
@@ -76,6 +82,7 @@ def read(path: Path) -> Source:
         facts={"opset": str(model.opset), **{key: entry[: _guard.MAX_FACT] for key, entry in list(model.metadata.items())[:100]}},
         preprocessing=preparation(graph),
         notes=builder.notes + (["some dense layers read maps in CHW order, some in HWC"] if len(flattened) > 1 else []),
+        beside=model.beside,
         close=model.close,
     )
 

@@ -63,6 +63,7 @@ def read(path: Path) -> Source:
             facts={"layers": str(len(net.layers)), **({_openvino_xml.NOTES: net.notes} if net.notes else {})},
             notes=said.notes,
             close=net.files.close,
+            beside=net.files.others(path),
         )
 
 

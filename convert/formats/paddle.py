@@ -1,6 +1,6 @@
 """PaddlePaddle's .pdparams (a pickle, read as data) and .pdiparams with the .pdmodel beside it, which says what the network computes.
 
-Kernels are OIHW, dense weights (in, out).
+Kernels are OIHW, dense weights (in, out). Of PaddlePaddle 3's programs, .json, the weights are read by their names.
 """
 
 from __future__ import annotations
@@ -10,21 +10,27 @@ import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from convert import _guard
 from convert.formats import _paddle_ops, _pickles
 from convert.formats._mapped import Maps, stored
-from convert.formats._paddle_ops import DTYPES, Program
+from convert.formats._paddle_ops import DTYPES, Program, Variable
 from convert.formats._wire import Budget, message, one, schema
 from convert.kinds import is_dict
 from convert.source import Source, Stored
 from convert.steps import from_layout
+from weights.documents import json_file
 from weights.errors import LimitExceeded, MalformedFile, UnsupportedFormat
 
-SUFFIXES = (".pdparams", ".pdiparams", ".pdmodel")
+SUFFIXES = (".pdparams", ".pdiparams", ".pdmodel", ".json")
 WRITES = False
 
 DESCRIPTION = schema("int dtype 1, ints dims 2")
+PARAMETER = "p"
+"""What a parameter is called among the operations of PaddlePaddle 3's programs."""
+NORM = {"w_0": "weight", "b_0": "bias", "w_1": "running_mean", "w_2": "running_var"}
+MOST_BYTES = 256 * 2**20
 LEAVES = {"_mean": "running_mean", "_variance": "running_var"}
 
 
@@ -32,10 +38,16 @@ def sniff(path: Path, head: bytes) -> bool:
     """Tell a program by its first block, arrays by how the first one begins, a pickle by its ending, for pickles begin alike."""
     if path.suffix == ".pdparams" and head.startswith(b"\x80"):
         return True
+    if _is_new(head):
+        return True
     if head.startswith(bytes(16)) and head[20:21] == b"\x08":
         return 0 < int.from_bytes(head[16:20], "little") < 128
     block = b"\x08\x00\x10" + b"\xff" * 9 + b"\x01"  # number 0, without a parent
     return head[:1] == b"\n" and block in head[2 : 8 + len(block)]
+
+
+def _is_new(head: bytes) -> bool:
+    return head.lstrip()[:1] == b"{" and b'"magic"' in head[:200] and b'"pir"' in head[:200]
 
 
 def read(path: Path) -> Source:
@@ -50,6 +62,9 @@ def read(path: Path) -> Source:
         data = files.view(path)
         if bytes(data[:1]) == b"\x80":
             return _pickled(path, data)
+        described = path.with_suffix(".json")
+        if path.suffix == ".json" or (not path.with_suffix(".pdmodel").exists() and described.is_file()):
+            return _of_names(path, described, files)
         program, params = (path.with_suffix(suffix) for suffix in (".pdmodel", ".pdiparams"))
         for other, holds in ((program, "the names and what is computed"), (params, "the weights")):
             if other.is_symlink() or not other.is_file():
@@ -66,7 +81,43 @@ def read(path: Path) -> Source:
             facts={"program": program.name},
             notes=said.notes,
             close=files.close,
+            beside=files.others(path),
         )
+
+
+def _of_names(path: Path, described: Path, files: Maps) -> Source:
+    """Describe the weights of a program of PaddlePaddle 3's, whose parameters tell their names and shapes; what it computes is not read."""
+    params = path.with_suffix(".pdiparams")
+    for other, holds in ((described, "the names"), (params, "the weights")):
+        if other.is_symlink() or not other.is_file():
+            raise MalformedFile(f"{path.name} needs {other.name} beside it, which has {holds}. Fetch it too")
+    told = json_file(described, most_bytes=MOST_BYTES)
+    files.view(described)
+    variables: dict[str, Variable] = {}
+    regions: list[Any] = list(told["program"]["regions"]) if is_dict(told) else []
+    operations: list[Any] = [each for region in regions[:1] for block in region["blocks"][:1] for each in block["ops"]]
+    for operation in operations:
+        if operation.get("#") == PARAMETER:
+            name, dims = operation["A"][3], operation["O"]["TT"]["D"][1]
+            if not isinstance(name, str) or name in variables:
+                raise MalformedFile(f"{described} names a parameter {name!r:.100} twice, or has one without a name")
+            variables[name] = Variable(tuple(int(n) for n in dims), True)
+    if not variables:
+        raise MalformedFile(f"{described} names no parameters, so it is no program of PaddlePaddle 3's with weights")
+    found: dict[str, Stored] = {}
+    for name, held in _arrays(files.view(params), Program(variables, [])).items():
+        module, _, leaf = name.rpartition(".")
+        plain = (NORM if "norm" in module else {"w_0": "weight", "b_0": "bias"}).get(leaf, leaf)
+        dense = plain == "weight" and len(held.shape) == 2 and "embedding" not in module
+        kernel = plain == "weight" and len(held.shape) > 2
+        steps = from_layout("linear", "IO", held.shape) if dense else ()
+        found[f"{module}.{plain}" if module else plain] = replace(held, steps=steps, convention="correlation" if kernel else None)
+    if len(found) < len(variables):
+        raise MalformedFile(f"{described}: two of its parameters have one name")
+    _guard.check(path, found.values(), files.size_bytes)
+    notes = ["a program of PaddlePaddle 3's is not read, its weights are: a network of ours must say what they are for"]
+    guarded = {name: _guard.guarded(held, path, "Paddle file") for name, held in found.items()}
+    return Source(path, "paddle", "PaddlePaddle 3", guarded, notes=notes, beside=files.others(path), close=files.close)
 
 
 def _pickled(path: Path, data: memoryview) -> Source:

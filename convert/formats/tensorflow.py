@@ -27,7 +27,10 @@ SLOTS = re.compile(
     r"/(?:Momentum|Adam(?:W|ax)?|RMSProp|Adagrad|Adadelta|Ftrl|SGD|LAMB|LARS)(?:Optimizer)?(?:_\d+)?$"
     r"|/\.OPTIMIZER_SLOT/|(?:^|/)optimizer/(?!_trainable_variables/)|^(?:training/)?(?:Adam|RMSprop|SGD|Adamax|Nadam)/"
 )
-COUNTERS = re.compile(r"(?:^|/)(?:global_step|save_counter|beta[12]_power(?:_\d+)?|learning_rate|iterations?|_iterations|decay|momentum)$")
+COUNTERS = re.compile(
+    r"(?:^|/)(?:global_step|save_counter|beta[12]_power(?:_\d+)?|learning_rate|iterations?|_iterations|decay|momentum)$"
+    r"|(?:^|/)keras_api/metrics/"
+)
 AVERAGE = re.compile(r"/(?:ExponentialMovingAverage|Average|EMA)$")
 LEAVES = {
     "weights": "weight", "kernel": "weight", "kernels": "weight", "depthwise_weights": "weight", "depthwise_kernel": "weight",
@@ -84,6 +87,7 @@ def read(path: Path, *, averages: bool = False) -> Source:
         flatten="hwc",
         facts={"index": index.name, **({"object graph": f"{len(bundle.names)} names"} if bundle.names else {})},
         notes=notes,
+        beside=bundle.files.others(path) if path.is_file() else (),
         close=bundle.files.close,
     )
 

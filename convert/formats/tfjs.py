@@ -64,17 +64,17 @@ def read(path: Path) -> Source:
         if not is_list(manifest) or not manifest:
             raise MalformedFile(f"{path} names no weights: it is the description of a network alone")
         found = _weights(manifest, path, files)
-        size = path.stat().st_size + files.size_bytes
+        size, shards = path.stat().st_size + files.size_bytes, files.others(path)
         _guard.check(path, found.values(), size)
         if is_dict(topology) and is_list(topology.get("node")):
             said = _tf_ops.said(_tf_json.nodes(topology, found))
             facts = {"kind": "graph model"}
-            return said.finished(path, "tfjs", "TensorFlow.js", size, WHAT, facts=facts, notes=said.notes, close=files.close)
+            return said.finished(path, "tfjs", "TensorFlow.js", size, WHAT, facts=facts, notes=said.notes, close=files.close, beside=shards)
         config = topology.get("model_config", topology) if is_dict(topology) else None
         if is_dict(config) and is_dict(topology) and config.get("class_name"):
             return _of_layers(path, config, topology, found, files)
         named = {name: _guard.guarded(held, path, WHAT) for name, held in _named(found).items()}
-        return Source(path, "tfjs", "TensorFlow.js", named, flatten="hwc", facts={"kind": "weights"}, close=files.close)
+        return Source(path, "tfjs", "TensorFlow.js", named, flatten="hwc", facts={"kind": "weights"}, close=files.close, beside=shards)
 
 
 def _weights(manifest: Sequence[Any], path: Path, files: Maps) -> dict[str, Stored]:
@@ -181,6 +181,7 @@ def _of_layers(path: Path, config: Mapping[str, Any], topology: Mapping[str, Any
         facts={"kind": "layers model"},
         preprocessing=_keras_prepared.prepared(drawn, made),
         notes=notes,
+        beside=files.others(path),
         close=files.close,
     )
 
@@ -188,9 +189,11 @@ def _of_layers(path: Path, config: Mapping[str, Any], topology: Mapping[str, Any
 def _named(found: Mapping[str, Stored]) -> dict[str, Stored]:
     """Give weights without a network PyTorch's names and form, by TensorFlow's names and axes."""
     made: dict[str, Stored] = {}
+    separable = {name.rpartition("/")[0] for name in found if name.rpartition("/")[2].startswith("pointwise_")}
     for name, held in found.items():
         module, _, leaf = name.rpartition("/")
-        part = f"{module}.{leaf.partition('_')[0]}" if leaf.startswith(("depthwise_", "pointwise_")) else module
+        own = leaf.startswith(("depthwise_", "pointwise_"))
+        part = f"{module}.{leaf.partition('_')[0]}" if own else f"{module}.pointwise" if module in separable else module
         target, axes, convention = LEAVES.get(leaf, leaf), len(held.shape), None
         steps = ()
         if target == "weight" and axes == 4:

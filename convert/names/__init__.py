@@ -75,6 +75,14 @@ def rows(naming: str, family: Family, ours: Mapping[str, Shape]) -> list[Row]:
     return NAMINGS[naming].rows(lineage(family), ours)
 
 
+def customs(naming: str, format: str) -> str:
+    """Name the naming whose habits a file has, as how it pads or what its images are: its own, else that which its format is called after.
+
+    A Keras file that was paired without a table of names was made by Keras all the same.
+    """
+    return naming if naming in NAMINGS else format if format in NAMINGS else ""
+
+
 def fact(naming: str, what: str, family: Family) -> dict[str, Any]:
     """Ask a naming for its ``options`` or ``preprocessing`` of a network; {} where it has nothing to say."""
     ask = getattr(NAMINGS[naming], what, None)

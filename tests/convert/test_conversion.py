@@ -144,7 +144,7 @@ def test_a_batchnorm_folded_in_the_file_becomes_one_that_only_adds_the_bias(netw
     found = adopted(network, a_file(tensors))
     assert found.report.ok
     assert close(loaded(network, found), network, images)
-    assert any("folded into the convolution" in note for note in found.notes)
+    assert any("1 BatchNorm of the file" in note for note in found.notes)
 
 
 def test_a_bias_that_a_graph_does_not_have_is_zeros_and_without_a_graph_it_is_missing(network: nn.Module) -> None:

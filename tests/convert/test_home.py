@@ -105,11 +105,12 @@ def test_a_framework_that_is_not_installed_is_named(exported: tuple[nn.Module, P
 
 @pytest.mark.parametrize("format", ["bson", "caffe", "npz", "darknet"])
 def test_formats_that_nothing_runs_say_so(format: str) -> None:
-    assert outputs(a_source(format), IMAGES) == f"no framework that is run here takes files of the format {format}"
+    assert outputs(a_source(format, Graph((), ())), IMAGES) == f"no framework that is run here takes files of the format {format}"
 
 
 def test_weights_without_a_graph_are_not_run() -> None:
-    assert outputs(a_source("keras"), IMAGES) == "the file holds weights and no graph"
+    for format in ("keras", "pytorch", "safetensors"):
+        assert outputs(a_source(format), IMAGES) == "the file holds weights and no graph"
 
 
 def test_an_operation_that_nobody_knows_is_never_given_to_a_framework(monkeypatch: pytest.MonkeyPatch) -> None:

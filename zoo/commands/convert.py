@@ -266,6 +266,8 @@ def _show(made: Conversion) -> None:
     colour = "green" if proven or made.certificate.chained else "yellow"
     out.print(f"[bold]{made.model.__name__}[/bold] from '{escape(str(made.source.path))}': {escape(made.source.framework)}", soft_wrap=True)
     out.print(f"  sha256 {made.sha256}", soft_wrap=True)
+    for name, sha256 in made.beside.items():
+        out.print(f"  sha256 {sha256} of '{escape(name)}' beside it", soft_wrap=True)
     facts = {
         "naming": made.naming,
         "kernels": made.kernels,

@@ -28,10 +28,12 @@ from weights.errors import ConvertError, MalformedFile
 from weights.reading import read_unhashed
 from weights.whole import beside, room, sync_file, sync_folder
 from zoo.catalogue import model_class
+from zoo.conversion.digest import digest
 from zoo.conversion.export import check_same, export, kept_bits
 from zoo.conversion.fold_input import fold_input as fold
 from zoo.conversion.foreign import Foreign, filled, load
 from zoo.conversion.identity import hashing
+from zoo.conversion.notes import NOTES, notes
 from zoo.conversion.own import OwnNetwork, own_network
 from zoo.conversion.pixels import known_pixels, searched, told_by_user
 from zoo.conversion.proof import decided, proven
@@ -159,7 +161,9 @@ def convert(
         if fold_input:
             tensors, wanted = fold(foreign.network, foreign.layers, tensors, trained_on)
         made = _described(foreign, tensors, destination, decision, wanted)
-        made.pixels = None if issubclass(model, OwnNetwork) and not (told or pixels.table) else pixels
+        stated = pixels.status == "stated" and (NOTES not in opened.facts or bool(notes(opened.facts, model).get("pixels")))
+        unsaid = issubclass(model, OwnNetwork) and not (told or pixels.table or stated)
+        made.pixels = None if unsaid else pixels
         if made.pixels is None and getattr(foreign.network, "in_channels", 0) == 3:
             made.notes.append(UNSAID)
         with _temporary(destination, sidecars) as temporary:
@@ -176,10 +180,11 @@ def convert(
                 lambda done, total: progress(f"writing {destination.name}, {done >> 20} of {total >> 20} MB"),
             )
             settled = stamp_of(ours.stat())
-            made.sha256 = hashes.sha256
+            made.sha256, made.beside = hashes.sha256, hashes.beside(opened)
             network = made.network = _loaded(foreign, ours) if prove or ours is not temporary else None
             if prove and network is not None:
                 progress("proving that it computes the same")
+                made.digest = digest(network)
                 made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on, isolated=isolated)
                 if ours is temporary and made.certificate.before and (back := kept_bits(tensors, network)) is not None:
                     made.certificate = Certificate([*made.certificate.evidence, back], made.certificate.before)

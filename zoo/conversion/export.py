@@ -22,6 +22,7 @@ from convert.writing import parts
 from weights import Preprocessing
 from weights.cache import stamp_of
 from weights.errors import ConvertError
+from zoo.conversion.digest import digest
 from zoo.conversion.foreign import Foreign, load
 from zoo.conversion.namings import adopted
 from zoo.conversion.notes import NOTES, accepted
@@ -132,6 +133,8 @@ def _read_back(
             proof = replace(certificate.against_outputs(load(again, copy.deepcopy(network)), image.numpy(), wanted, 1e-5), kind="read back")
             if not proof.proven:
                 raise ConvertError(f"{path.name} does not read back as it was written: {differing}. Nothing was kept.")
+        if differing and made.digest:
+            made.digest = digest(load(again, copy.deepcopy(network)))  # the notes are of what the file holds
         return [
             proof,
             *([] if inside else _there(again, network, made, isolated, difference)),
@@ -201,7 +204,7 @@ def _there(written: Foreign, network: Model, made: Conversion, isolated: bool, d
     theirs, ours = Pictures().inputs(*how, side=written.image_size)
     there = home.outputs(written.source, theirs, classes=network.num_classes, isolated=isolated)
     if isinstance(there, str) and (difference is None or not difference <= TOLERANCE):
-        if there != home.NO_FRAMEWORK.format(written.source.format):
+        if there not in (home.NO_FRAMEWORK.format(written.source.format), home.NO_GRAPH):
             made.notes.append(f"what was written was not run by its own framework: {there}")
         return []
     if isinstance(there, str):

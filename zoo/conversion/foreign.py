@@ -55,13 +55,18 @@ class Foreign:
     beside: Beside | None = None
 
     @property
+    def customs(self) -> str:
+        """The naming whose habits the file has, see `convert.names.customs`."""
+        return names.customs(self.adopted.naming, self.source.format)
+
+    @property
     def preprocessing(self) -> dict[str, Any]:
         """How images are prepared, fields of `weights.Preprocessing`: what the file says, over what its naming is known to want."""
         if noted := notes(self.source.facts, self.model):
             return dict(noted["preprocessing"])
         if self.known is not None and self.known.model == self.model.variant().__name__:
             return asdict(self.known.preprocessing)
-        known = names.fact(self.adopted.naming, "preprocessing", self.model) if self.adopted.naming in names.NAMINGS else {}
+        known = names.fact(self.customs, "preprocessing", self.model) if self.customs else {}
         both = {**known, **self.source.preprocessing}
         if self.beside is not None:
             both |= suited(self.beside.preprocessing, self.model, self.options)
@@ -119,7 +124,7 @@ class Foreign:
         if graph is not None:
             first = next((node for node in graph.nodes if node.op != "input"), None)
             return first is not None and first.op == "affine"
-        known = names.fact(self.adopted.naming, "preprocessing", self.model) if self.adopted.naming in names.NAMINGS else {}
+        known = names.fact(self.customs, "preprocessing", self.model) if self.customs else {}
         return bool(known.get("built_in", False))
 
 

@@ -30,6 +30,11 @@ class Hashes:
         """The whole file's, waited for."""
         return self._sha256.result()
 
+    def beside(self, source: Source) -> dict[str, str]:
+        """Hash the other files that a source was read from; its own hash covers it alone."""
+        there = {name: source.path.parent / name for name in source.beside}
+        return {name: file_sha256(file) for name, file in there.items() if file.is_file()}
+
     def known(self, source: Source, model: type[Model]) -> Checkpoint | None:
         """Find the record whose file this is; where none of the network's can be, nothing is waited for.
 

@@ -55,6 +55,11 @@ def accepted(model: type[Model]) -> dict[str, Any]:
     return {name: parameter.default for init in bases for name, parameter in inspect.signature(init).parameters.items()}
 
 
+def companions(hashes: Mapping[str, Any]) -> str:
+    """Say which other files a source was read from: ", with lenet.bin, sha256 …"; "" where there are none."""
+    return "".join(f", with {str(name)[:100]}, sha256 {str(sha256)[:64]}" for name, sha256 in hashes.items())
+
+
 def file_sha256(path: Path) -> str:
     """Hash a file; of a folder, the names and hashes of its files in the order of their names; of an index, its shards too."""
     if path.is_dir():
@@ -67,7 +72,7 @@ def file_sha256(path: Path) -> str:
         return hashlib.sha256("\n".join(f"{part.suffix}\0{file_sha256(part)}" for part in parts).encode()).hexdigest()
     if path.name.endswith(".index.json"):  # which holds no numbers: those are in its shards
         shards = [path.with_name(name) for name in dict.fromkeys(_sharded.listed(path).values())]
-        whole = hashlib.sha256(path.read_bytes())
+        whole = hashlib.sha256(path.read_bytes())  # of a length that `listed` has checked
         whole.update("".join(f"\n{shard.name}\0{file_sha256(shard)}" for shard in shards).encode())
         return whole.hexdigest()
     with path.open("rb") as file:

@@ -43,7 +43,8 @@ class Asked:
 def options_of(source: Source, model: type[Model], naming: str, asked: Asked) -> dict[str, Any]:
     """Return the constructor keywords that a file needs, those that the network's class takes."""
     noted, known = notes(source.facts, model), asked.known
-    usual = names.fact(naming, "options", model) if naming in names.NAMINGS else {}
+    habits = names.customs(naming, source.format)
+    usual = names.fact(habits, "options", model) if habits else {}
     recorded = known.options if known is not None and known.model == model.variant().__name__ else {}
     beside = asked.beside.options if asked.beside is not None else {}
     suggested = noted["options"] if noted else {**usual, **_of_graph(source), **beside, **recorded}

@@ -161,7 +161,7 @@ def _guess(foreign: Foreign, known: dict[str, Any]) -> tuple[dict[str, Any], Sta
     said -= {"channel_order"} if habit else set()
     if foreign.takes_pixels or ({"mean", "std"} <= said and not habit):
         return known, "stated", "the file"
-    named = foreign.adopted.naming
+    named = foreign.customs
     if {"mean", "std"} <= said:
         return known, "guessed", f"channel order {known.get('channel_order', 'rgb').upper()}, as {foreign.source.format} mostly has it"
     if "mean" in known and "std" in known:

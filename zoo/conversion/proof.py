@@ -18,12 +18,15 @@ from weights import ConvertError, Preprocessing
 from zoo.conversion.foreign import Foreign, load
 from zoo.conversion.namings import adopted
 from zoo.conversion.notes import NOTES, notes
+from zoo.conversion.own import OwnNetwork
 from zoo.conversion.proof_images import PROOF_IMAGES, Pictures, steps
 from zoo.conversion.result import Conversion
 from zoo.networks.model import Model
 
 TOLERANCE = 1e-4
 """Largest relative error of outputs in float32 that proves; right conversions are below 1e-5."""
+CHANGED = "its own notes prove other tensors than it has now, so they prove nothing of these; convert the original file again"
+"""Of a file whose tensors are not those that its notes were written about."""
 
 
 def decided(
@@ -85,15 +88,16 @@ def proven(
     moved = _differ_inside(foreign, made)
     how = (network, trained_on, made.preprocessing, foreign.takes_pixels)
     theirs, ours = pictures.inputs(*how, side=foreign.image_size)
-    if noted := notes(source.facts, made.model):
-        made.notes.append(f"its own notes say: {noted.get('parity', {}).get('verdict', 'nothing of a proof')}")
+    noted = notes(source.facts, made.model)
+    before = _proven_before(foreign, noted, made) if made.preprocessing == trained_on else ""
     outputs: np.ndarray | None = None
     if pictures.reference is not None:
         theirs, ours = pictures.referenced(*how)
         outputs = pictures.reference[1]
         found.append(certificate.against_outputs(network, ours.numpy(), outputs, TOLERANCE))
     else:
-        library = "" if foreign.options or NOTES in source.facts else made.naming  # torchvision's own network has no options of ours
+        unlike = foreign.options or NOTES in source.facts or issubclass(made.model, OwnNetwork)  # torchvision's has no options of ours
+        library = "" if unlike else made.naming
         there = home.outputs(source, theirs, naming=library, family=made.model, classes=network.num_classes, isolated=isolated)
         absent = there if isinstance(there, str) else ""
         if not isinstance(there, str):
@@ -111,7 +115,7 @@ def proven(
         shown = certificate.on_labelled(network, [each.numpy() for each in batch.split(32)], labels.numpy())
         under = f", under {made.pixels.said}" if made.pixels is not None else ""
         found.append(replace(shown, detail=f"{shown.detail}{under}"))
-    proof = Certificate(found, _proven_before(foreign, noted) if made.preprocessing == trained_on else "")
+    proof = Certificate(found, before)
     if absent:
         without = "the proof needs no outputs of its own framework" if proof.proven else "not compared with its own framework's outputs"
         made.notes.append(f"{without}: {absent}")
@@ -123,15 +127,23 @@ def proven(
     return proof, diagnose.diagnose_outputs(network, ours.numpy(), outputs) if outputs is not None else None
 
 
-def _proven_before(foreign: Foreign, noted: Mapping[str, Any]) -> str:
+def _proven_before(foreign: Foreign, noted: Mapping[str, Any], made: Conversion) -> str:
     """Say who vouches for these very tensors: the notes of a conversion that was proven, or their publisher; "" where nobody does."""
+    parity = noted.get("parity")
+    told: Mapping[str, Any] = parity if isinstance(parity, Mapping) else {}
+    if (told.get("proven") is True or told.get("chained")) and noted.get("digest") != made.digest:
+        made.notes.append(CHANGED)
+        if made.pixels is not None and made.pixels.status == "decided" and not made.pixels.table:
+            made.pixels = replace(made.pixels, status="stated", by="its notes, which are of other tensors", decided=())
+        return ""
+    if noted:
+        made.notes.append(f"its own notes say: {told.get('verdict', 'nothing of a proof')}")
     if foreign.convention is not None or foreign.spatial is not None or foreign.adopted.naming not in names.NAMINGS:
         return ""  # a caller's word changed what the tensors become
-    parity = noted.get("parity")
-    if isinstance(parity, Mapping) and noted["options"] == foreign.options:
-        if parity.get("proven") is True:
-            return f"its source's notes say {str(parity.get('verdict', 'that it was proven'))[:300]}"
-        if isinstance(chained := parity.get("chained"), str) and chained:
+    if told and noted["options"] == foreign.options:
+        if told.get("proven") is True:
+            return f"its source's notes say {str(told.get('verdict', 'that it was proven'))[:300]}"
+        if isinstance(chained := told.get("chained"), str) and chained:
             return chained[:400]  # bit for bit the network of a file that was proven, through any number of files
     if foreign.known is not None and foreign.known.model == foreign.model.variant().__name__ and foreign.known.options == foreign.options:
         return f"its source is the published file of {foreign.known.model}:{foreign.known.tag}"

@@ -46,6 +46,8 @@ class Conversion:
         diagnosis: the first layer that diverges and why, where the proof failed.
         filters: the first convolution's kernels (O, I, h, w), as the file orients them and as they are now.
         pixels: how the images are prepared, and how well that is known; None of a network of the user's own of which nobody said it.
+        digest: of the tensors that the certificate is about, see `zoo.conversion.digest`; "" where nothing was to be proven.
+        beside: SHA-256 of each further file that the source was read from, an IR's .bin or a .caffemodel's .prototxt, by its name.
         network: with the converted weights, as long as somebody needs it; None where safetensors was written and nothing was to be proven.
     """
 
@@ -64,6 +66,8 @@ class Conversion:
     labels: str | None = None
     filters: tuple[np.ndarray, np.ndarray] | None = None
     pixels: Pixels | None = None
+    digest: str = ""
+    beside: dict[str, str] = field(default_factory=dict[str, str])
     network: Model | None = None
 
     @property
@@ -135,6 +139,7 @@ def told(made: Conversion) -> dict[str, Any]:
         "notes": made.notes,
         "decision": None if made.decision is None else asdict(made.decision),
         "parity": made.certificate.to_json(),
+        "digest": made.digest,
         "versions": versions(),
     }
 
@@ -148,7 +153,7 @@ def origin(made: Conversion) -> dict[str, Any]:
     """Say which file was read, and as what."""
     source = made.source
     facts = {"file": source.path.name, "sha256": made.sha256, "format": source.format, "framework": source.framework}
-    return facts | {"naming": made.naming}
+    return facts | {"naming": made.naming} | ({"beside": made.beside} if made.beside else {})
 
 
 def versions() -> dict[str, str]:

@@ -68,7 +68,7 @@ def collect(tensor: Tensor) -> np.ndarray:
         A NumPy array in Fortran's order with the axes reversed, (W, H, C, N); juliacall passes it on to Julia without a copy.
 
     Raises:
-        TypeError: it is no tensor, or of a type that Julia's arrays lack, bfloat16 for example.
+        TypeError: it is no tensor, a sparse one, or of a type that Julia's arrays lack, bfloat16 for example.
 
     Example:
         >>> collect(pytorch.zeros(1, 2, 3, 4)).shape
@@ -78,8 +78,10 @@ def collect(tensor: Tensor) -> np.ndarray:
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"collect() takes a tensor, not {type(tensor).__name__}; tensor() makes one of an array")
+    if tensor.layout != pytorch.strided:
+        raise TypeError(f"Julia's arrays hold every number, and this tensor is {tensor.layout}: collect(t.to_dense())")
     try:
-        return tensor.detach().cpu().contiguous().numpy().T
+        return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().numpy().T
     except TypeError as error:
         raise TypeError(f"Julia has no numbers of the type {tensor.dtype}: collect(t.float()) gives Float32") from error
 

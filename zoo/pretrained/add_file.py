@@ -95,15 +95,16 @@ def add_file(
     native = path.exists() and formats.sniff(path) in ("safetensors", "pytorch")
     if path.exists() and (told or not native):
         from zoo.conversion.convert import convert
+        from zoo.conversion.notes import companions
 
         read: dict[str, Any] = {"kernel_convention": kernel_convention, "spatial": spatial, "match": match, "weights_of": weights_of}
         with tempfile.TemporaryDirectory(prefix="zoo-add-") as folder:
             place = Path(folder) / f"{path.stem}.safetensors"
             made = convert(path, place, model, framework=framework, naming=naming, **facts["said"], **read, **options)
             if native:
-                said = f"added by the user; weights {weights_of!r} of {path.name}, sha256 {made.sha256}"
+                said = f"added by the user; weights {weights_of!r} of {path.name}, sha256 {made.sha256}{companions(made.beside)}"
             else:
-                said = f"added by the user; converted from {path.name}, sha256 {made.sha256}: {made.verdict}"
+                said = f"added by the user; converted from {path.name}, sha256 {made.sha256}{companions(made.beside)}: {made.verdict}"
             return _added(model, place, tag, said, path, **facts, **options)
     return _added(model, path, tag, "added by the user", None, **facts, **options)
 

@@ -134,7 +134,7 @@ def _foreign(
     `source` is where it came from, if not from `path`.
     """
     from zoo.conversion.namings import open_foreign
-    from zoo.conversion.notes import file_sha256
+    from zoo.conversion.notes import companions, file_sha256
 
     asked: dict[str, Any] = {"format": format, "convention": told[0], "spatial": told[1], "match": told[2], "weights_of": weights_of}
     try:
@@ -145,12 +145,14 @@ def _foreign(
         foreign = open_foreign(path, model, headless=True, **asked, **options)
     with foreign.source:
         tensors = loaded(foreign.adopted.tensors, path)
-    sha256 = file_sha256(path)
+    sha256, beside = file_sha256(path), {name: file_sha256(path.parent / name) for name in foreign.source.beside}
     known = {"options": {k: v for k, v in foreign.options.items() if k not in options}, "sha256": sha256, "labels": foreign.labels}
     source = source or str(path)
     record, steps = unknown(described(model), source, **known), _steps(foreign.preprocessing)
     if not {"mean", "std"} <= steps.keys():
         record = _recognised(record, sha256)
+    if beside and record.tag == source:
+        record = replace(record, provenance=f"{record.provenance}{companions(beside)}")
     if (pixels := known_pixels(foreign, {})).status == "guessed" and record.tag == source:
         record = replace(record, pixels=pixels.said.removeprefix("pixels "))
     return replace(record, preprocessing=replace(record.preprocessing, **steps)), tensors
@@ -184,12 +186,14 @@ def _finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
 
 def _noted(record: Checkpoint, metadata: Mapping[str, str], model: type[Model]) -> Checkpoint | None:
     """Believe what `zoo convert` wrote into a file about the options and the preprocessing of its weights; None where it wrote nothing."""
-    from zoo.conversion.notes import notes
+    from zoo.conversion.notes import companions, notes
 
     told = notes(metadata, model)
     if not told:
         return None
+    beside: Any = told["source"].get("beside")
     source = f"converted from {told['source'].get('file')}, sha256 {told['source'].get('sha256')}"
+    source += companions(beside) if isinstance(beside, Mapping) else ""
     steps = replace(record.preprocessing, **_steps(told["preprocessing"]))
     pixels = str(told["pixels"].get("said", ""))[:300].removeprefix("pixels ") or None
     return replace(record, options=told["options"], provenance=source, preprocessing=steps, labels=told.get("labels"), pixels=pixels)

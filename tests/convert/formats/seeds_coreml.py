@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,80 @@ def program(folder: Path) -> Path:
     return folder / "net.mlpackage"
 
 
+def whole_program(folder: Path) -> Path:
+    """Write a package of an ML program that says what it computes: of kernels in halves, in eight bits and in a table of four numbers."""
+    inside = folder / "whole.mlpackage" / "Data" / "com.apple.CoreML"
+    (inside / "weights").mkdir(parents=True)
+    blobs = bytearray(64)
+
+    def kind(dtype: int, dims: Sequence[int]) -> bytes:
+        return message((1, message((1, dtype), (2, len(dims)), *((3, message((1, message((1, n))))) for n in dims))))
+
+    def blob(dtype: int, stored: int, array: np.ndarray) -> bytes:
+        at, held = len(blobs), array.tobytes()
+        blobs.extend(struct.pack("<IIQQ", 0xDEADBEEF, stored, len(held), at + 64) + bytes(40) + held + bytes(-len(held) % 64))
+        return message((2, kind(dtype, array.shape)), (5, message((1, "@model_path/weights/weight.bin"), (2, at))))
+
+    def here(dtype: int, dims: Sequence[int], field: int, held: bytes) -> bytes:
+        return message((2, kind(dtype, dims)), (3, message((1, message((field, held))))))
+
+    def words(text: str) -> bytes:
+        return here(2, (), 4, message((1, text)))
+
+    def whole(*values: int) -> bytes:
+        return here(23, (len(values),), 2, message((1, packed(*values))))
+
+    def step(op: str, output: str, inputs: Mapping[str, str] | None = None, attributes: Mapping[str, bytes] | None = None) -> bytes:
+        reads = [(2, message((1, role), (2, message((1, message((1, name))))))) for role, name in (inputs or {}).items()]
+        told = [(5, message((1, key), (2, value))) for key, value in (attributes or {}).items()]
+        return message((1, op), *reads, (3, message((1, output))), *told)
+
+    def const(name: str, value: bytes, output: str = "") -> bytes:
+        return step("const", output or name, attributes={"name": words(name), "val": value})
+
+    places = np.packbits(np.array([[place & 1, place >> 1] for place in range(4)] * 6, np.uint8).reshape(-1), bitorder="little")
+    operations = [
+        const("stem_weight_to_fp16", blob(10, 1, draw(4, 3, 3, 3).astype(np.float16))),
+        const("stem_bias", here(11, (4,), 1, message((1, draw(4).tobytes()))), "stem_bias_0"),
+        const("pad", whole(0, 1, 0, 1)),
+        const("kind", words("custom")),
+        const("strides", whole(2, 2)),
+        step("conv", "stem_out", {
+            "x": "image", "weight": "stem_weight_to_fp16", "bias": "stem_bias_0", "pad": "pad", "pad_type": "kind", "strides": "strides",
+        }),
+        const("low", here(11, (), 1, message((1, np.float32(0).tobytes())))),
+        const("high", here(11, (), 1, message((1, np.float32(6).tobytes())))),
+        step("clip", "six", {"x": "stem_out", "alpha": "low", "beta": "high"}),
+        step("constexpr_affine_dequantize", "middle_weight_quantized", attributes={
+            "name": words("middle_weight_quantized"),
+            "quantized_data": blob(21, 4, np.arange(-12, 12, dtype=np.int8).reshape(6, 4, 1, 1)),
+            "scale": blob(10, 1, (np.arange(1, 7) / 8).astype(np.float16)),
+            "zero_point": blob(21, 4, np.arange(6, dtype=np.int8)),
+            "axis": here(23, (), 2, message((1, packed(0)))),
+        }),
+        step("conv", "middle_out", {"x": "six", "weight": "middle_weight_quantized"}),
+        step("silu", "gated", {"x": "middle_out"}),
+        const("axes", whole(2, 3)),
+        step("reduce_mean", "pooled", {"x": "gated", "axes": "axes"}),
+        step("constexpr_lut_to_dense", "head_weight_palettized", attributes={
+            "name": words("head_weight_palettized"), "indices": blob(31, 3, places),
+            "lut": blob(10, 1, np.array([-1, 0, 0.5, 3], np.float16)),
+            "shape": here(33, (2,), 7, message((1, np.array([4, 6], "<u4").tobytes()))),
+        }),
+        step("linear", "y", {"x": "pooled", "weight": "head_weight_palettized"}),
+    ]  # fmt: skip
+    block = message((2, "y"), *((3, each) for each in operations))
+    function = message((1, message((1, "image"), (2, kind(11, (1, 3, 8, 8))))), (2, "CoreML6"), (3, message((1, "CoreML6"), (2, block))))
+    written = message((1, 1), (2, message((1, "main"), (2, function))))
+    (inside / "weights" / "weight.bin").write_bytes(bytes(blobs))
+    described = message((1, message((1, "image"))), (10, message((1, "y"))))
+    (inside / "model.mlmodel").write_bytes(message((1, 8), (2, described), (502, written)))
+    return folder / "whole.mlpackage"
+
+
 def seeds(folder: Path) -> list[Path]:
     made: list[Path] = []
     for name, held in (("small", small_network()), ("half", small_network(half=True)), ("bits", few_bits())):
         made.append(folder / f"{name}.mlmodel")
         made[-1].write_bytes(held)
-    return [*made, program(folder)]
+    return [*made, program(folder), whole_program(folder)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import struct
 from collections.abc import Mapping, Sequence
@@ -125,8 +126,27 @@ def state() -> dict[str, np.ndarray]:
     return {"conv.weight": draw(4, 3, 3, 3), "conv.bias": draw(4), **norm, "fc.weight": draw(4, 5), "fc.bias": draw(5)}
 
 
+def new_program(folder: Path) -> Path:
+    """Write a program of PaddlePaddle 3's as far as its parameters go, which stand there in another order than their numbers."""
+    norm = {f"batch_norm2d_0.{leaf}": draw(4, seed=seed) for seed, leaf in enumerate(("w_0", "b_0", "w_1", "w_2"))}
+    held = {"linear_0.w_0": draw(4, 5), "linear_0.b_0": draw(5), **norm, "conv2d_0.w_0": draw(4, 3, 3, 3), "conv2d_0.b_0": draw(4)}
+    places = [
+        {"#": "p", "A": [0, 1, 1, name], "O": {"%": number, "TT": {"#": "0.t_dtensor", "D": [{"#": "0.t_f32"}, list(array.shape), "NCHW"]}}}
+        for number, (name, array) in enumerate(held.items(), 1)
+    ]
+    block = {"#": "block_0", "args": [], "ops": [*places, {"#": "1.data", "A": [], "I": [], "O": []}]}
+    told = {"base_code": {"magic": "pir", "version": 4}, "program": {"regions": [{"#": "region_0", "blocks": [block]}]}}
+    (folder / "new.json").write_text(json.dumps(told, separators=(",", ":")))
+    parts: list[bytes] = []
+    for name in sorted(held):
+        described = tensor(held[name].shape)
+        parts.append(struct.pack("<IQIi", 0, 0, 0, len(described)) + described + held[name].tobytes())
+    (folder / "new.pdiparams").write_bytes(b"".join(parts))
+    return folder / "new.json"
+
+
 def seeds(folder: Path) -> list[Path]:
     made = [small_network().written(folder, "probabilities"), folder / "state.pdparams"]
     names = {name: name.replace(".", "_0.") for name in state()}
     made[1].write_bytes(pickle.dumps({**state(), "StructuredToParameterName@@": names}, protocol=2))
-    return [*made, made[0].with_suffix(".pdiparams")]
+    return [*made, made[0].with_suffix(".pdiparams"), new_program(folder)]

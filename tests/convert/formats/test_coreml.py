@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from protobuf import message, packed
-from seeds_coreml import conv, draw, few_bits, layer, model, program, small_network, weight
+from seeds_coreml import conv, draw, few_bits, layer, model, program, small_network, weight, whole_program
 from torch import Tensor
 
 from convert import execute, formats
@@ -101,6 +101,47 @@ def test_a_program_gives_its_weights(tmp_path: Path) -> None:
         assert (source.tensors["stem.weight"].array() == draw(4, 3, 3, 3).astype(np.float16)).all()
         assert (source.tensors["stem.bias"].array() == draw(4)).all()
         assert (source.graph, source.framework) == (None, "Core ML, specification 8, ML program")
+
+
+def test_a_program_is_executed_of_weights_in_halves_in_eight_bits_and_of_a_table(tmp_path: Path) -> None:
+    path = whole_program(tmp_path)
+    images = draw(2, 3, 8, 8, seed=7)
+    with formats.read(path) as source, formats.read(path / "Data" / "com.apple.CoreML" / "model.mlmodel") as inner:
+        value = executed(source, images)
+        assert list(source.tensors) == ["stem.weight", "stem.bias", "middle.weight", "head.weight"]
+        assert (source.beside, inner.beside) == ((), ("weights/weight.bin",))
+    x = F.conv2d(F.pad(torch.from_numpy(images).double(), (0, 1, 0, 1)), tensor(4, 3, 3, 3).half().double(), tensor(4), stride=2)
+    scale, zero = (torch.arange(start, start + 6).double().reshape(6, 1, 1, 1) for start in (1, 0))
+    middle = (torch.arange(-12, 12).double().reshape(6, 4, 1, 1) - zero) * scale / 8
+    head = torch.tensor([-1, 0, 0.5, 3] * 6).double().reshape(4, 6)
+    expected = F.linear(F.silu(F.conv2d(x.clamp(0, 6), middle)).mean((2, 3)), head).numpy()
+    assert np.abs(value - expected).max() < 1e-10
+
+
+def test_layers_of_later_specifications(tmp_path: Path) -> None:
+    dense = [(5, 4), (6, 5), (7, 1), (8, weight(draw(4, 5))), (9, weight(draw(5, seed=2)))]
+    layers = [
+        conv("a", "image", weight(draw(4, 3, 1, 1)), (4, 3, 1, 1)),
+        layer("pad", ["a"], ["pad"], 1155, (1, 0.5), (2, packed(0, 0, 0, 0, 1, 2, 0, 1))),
+        layer("clip", ["pad"], ["clip"], 660, (1, -0.25), (2, 0.75)),
+        layer("sum", ["clip", "pad"], ["sum"], 880),
+        layer("product", ["sum", "clip"], ["product"], 900),
+        layer("both", ["product", "sum"], ["both"], 980, (1, 1)),
+        layer("half", ["both"], ["half"], 795, (1, 0)),
+        layer("less", ["half", "both"], ["less"], 905),
+        conv("b", "less", weight(draw(4, 8, 1, 1, seed=3)), (4, 8, 1, 1)),
+        layer("mean", ["b"], ["mean"], 1280, (1, packed(2, 3)), (2, 1)),
+        layer("flat", ["mean"], ["flat"], 1140, (1, packed(1, 4))),
+        layer("dense", ["flat"], ["dense"], 1045, *dense),
+        layer("ends", ["dense"], ["ends"], 950, (1, 1)),
+    ]
+    images = draw(2, 3, 8, 8, seed=7)
+    x = F.pad(F.conv2d(torch.from_numpy(images).double(), tensor(4, 3, 1, 1)), (0, 1, 1, 2), value=0.5)
+    kept = x.clamp(-0.25, 0.75)
+    both = torch.cat([(kept + x) * kept, kept + x], 1)
+    x = F.conv2d(F.gelu(both) - both, tensor(4, 8, 1, 1, seed=3)).mean((2, 3))
+    expected = F.linear(x, tensor(4, 5).T, tensor(5, seed=2)).softmax(1).numpy()
+    assert np.abs(executed(read(tmp_path, model(layers, "ends")), images) - expected).max() < 1e-10
 
 
 def test_a_program_whose_weights_lead_elsewhere_is_refused(tmp_path: Path) -> None:

@@ -21,9 +21,13 @@ CASES = {
     "group1-shard1of2.bin": (b"\1\2\3\4" * 9, "a shard of TensorFlow.js's weights"),
     "a.weights": (b"\x89PNG\r\n\x1a\n", "a picture"),
     "a.zip": (b"PK\3\4\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\5\0\0\0a.txt", "a zip archive"),
-    "a.json": (b'{"base_code":{"magic":"pir","trainable":true', "a program of PaddlePaddle 3"),
     "a.param.bin": (b"\0\1\2\3\4", "ncnn's binary description"),
     "a.blob": (b"\x7felf\0\0\0\0", "compiled for one device"),
+    "lenet.prototxt": (b'name: "LeNet"\nlayer {', r"Caffe's description .*: name the \.caffemodel"),
+    "lenet-symbol.json": (b'{"nodes": [{"op": "null"', r"MXNet's description .*: name the \.params"),
+    "yolo.cfg": (b"[net]\nwidth=416", r"a description of a network, as Darknet has it.*: name the \.weights"),
+    "net.py": (b"import torch\n", "Python code: name the file of the weights"),
+    "model.data-00000-of-00001": (b"\1\2\3\4", r"a shard of a TensorFlow checkpoint.*name model\.index"),
     "a.xyz": (b"nothing that anybody knows", "it begins with 6e 6f"),
 }
 

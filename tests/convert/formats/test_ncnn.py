@@ -133,3 +133,11 @@ def test_files_that_do_not_belong_together_are_refused(change: bytes, tmp_path: 
     path.with_suffix(".bin").unlink()
     with pytest.raises(MalformedFile, match=r"needs net\.bin beside it"):
         formats.read(path)
+
+
+@pytest.mark.parametrize("ending", [".param", ".bin"])
+def test_what_pnnx_writes_beside_an_ncnn_network_is_named(ending: str, tmp_path: Path) -> None:
+    (tmp_path / "net.pnnx.param").write_text("7767517\n2 1\npnnx.Input in 0 1 0\nnn.Conv2d a 1 1 0 1 @weight=(4,3,3,3)f32\n")
+    (tmp_path / "net.pnnx.bin").write_bytes(b"PK\3\4" + bytes(40))
+    with pytest.raises(UnsupportedFormat, match=r"net\.pnnx\.param is pnnx's own description.*name the \.ncnn\.param"):
+        formats.read(tmp_path / f"net.pnnx{ending}")

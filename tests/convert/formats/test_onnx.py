@@ -364,3 +364,20 @@ def test_the_simplified_face_detector_is_read_by_topology(real: Path) -> None:
         ratio = (b / a).reshape(len(a), -1)
         assert np.allclose(ratio, ratio[:, :1], rtol=1e-4), ours
     assert same == 34
+
+
+def test_a_file_whose_graph_stands_in_front_of_its_version_is_known(tmp_path: Path) -> None:
+    """As pnnx writes it; Protocol Buffers' fields may come in any order."""
+    first = next(path for path in seeds(tmp_path) if path.suffix == ".onnx")
+    held = onnx.load(first)
+    graph = held.graph.SerializeToString()
+    held.ClearField("graph")
+    size, length = len(graph), bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    (tmp_path / "turned.onnx").write_bytes(b"\x3a" + bytes([*length, size]) + graph + held.SerializeToString())
+    assert formats.sniff(tmp_path / "turned.onnx") == "onnx"
+    with formats.read(tmp_path / "turned.onnx") as turned, formats.read(first) as source:
+        assert list(turned.tensors) == list(source.tensors)
+        assert all((turned.tensors[name].array() == stored.array()).all() for name, stored in source.tensors.items())

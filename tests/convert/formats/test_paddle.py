@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from seeds_paddle import NONE, Making, draw, small_network, state
+from seeds_paddle import NONE, Making, draw, new_program, small_network, state
 
 from convert import execute, formats
 from convert.formats._openvino_export import imported
@@ -111,3 +111,26 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 def test_a_real_program_computes_what_another_reader_says(real: Path) -> None:
     images = np.random.default_rng(0).uniform(0, 1, (2, 3, 32, 32)).astype(np.float32)
     compared(real / "real" / "samplenet" / "samplenet.pdmodel", images)
+
+
+@pytest.mark.parametrize("ending", [".json", ".pdiparams"])
+def test_the_weights_of_a_newer_program_are_read_by_their_names(ending: str, tmp_path: Path) -> None:
+    path = new_program(tmp_path).with_suffix(ending)
+    with formats.read(path) as source:
+        assert (source.framework, source.graph) == ("PaddlePaddle 3", None)
+        assert source.beside == ({".json": "new.pdiparams", ".pdiparams": "new.json"}[ending],)
+        assert (source.tensors["linear_0.weight"].array() == draw(4, 5).T).all()
+        assert (source.tensors["conv2d_0.weight"].array() == draw(4, 3, 3, 3)).all()
+        for seed, leaf in enumerate(("weight", "bias", "running_mean", "running_var")):
+            assert (source.tensors[f"batch_norm2d_0.{leaf}"].array() == draw(4, seed=seed)).all()
+
+
+def test_a_newer_program_needs_both_of_its_files_and_parameters(tmp_path: Path) -> None:
+    path = new_program(tmp_path)
+    path.with_suffix(".pdiparams").rename(tmp_path / "elsewhere")
+    with pytest.raises(MalformedFile, match=r"needs new\.pdiparams beside it, which has the weights"):
+        formats.read(path)
+    (tmp_path / "elsewhere").rename(path.with_suffix(".pdiparams"))
+    path.write_text('{"base_code":{"magic":"pir"},"program":{"regions":[]}}')
+    with pytest.raises(MalformedFile, match="names no parameters"):
+        formats.read(path)

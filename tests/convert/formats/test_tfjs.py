@@ -69,7 +69,7 @@ def test_weights_alone_and_in_eight_bits(tmp_path: Path) -> None:
     }
     source = formats.read(written(tmp_path / "manifest.json", weights, bits=8))
     assert {name: held.shape for name, held in source.tensors.items()} == {
-        "conv1.depthwise.weight": (8, 1, 3, 3), "conv1.pointwise.weight": (5, 8, 1, 1), "conv1.bias": (5,), "fc.weight": (3, 5),
+        "conv1.depthwise.weight": (8, 1, 3, 3), "conv1.pointwise.weight": (5, 8, 1, 1), "conv1.pointwise.bias": (5,), "fc.weight": (3, 5),
     }  # fmt: skip
     for held, array in zip(source.tensors.values(), weights.values(), strict=True):
         assert np.abs(held.load() - array).max() <= np.ptp(array) / 255 * 0.501

@@ -11,7 +11,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from seeds_tflite import CONV, DEPTHWISE, Making, draw, quantised_network, small_network
 
-from convert import execute, formats
+from convert import execute, formats, home
 from convert.source import Source
 from weights.errors import LimitExceeded, MalformedFile
 
@@ -74,6 +74,22 @@ def test_whole_numbers_are_read_as_what_they_stand_for(tmp_path: Path) -> None:
     images = np.clip(draw(4, 8, 8, 3, seed=7) / 2, -1.9, 1.9)
     steps = np.abs(executed(source, images) - at_home(quantised_network(), images)) / 0.1
     assert steps.max() < 1.5  # LiteRT rounds its images and every value between: a step or so of the last one's
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_runtime_that_rounds_what_layers_read_is_no_word_against_their_weights(dynamic: bool, tmp_path: Path) -> None:
+    m = Making(1, 8, 8, 3)
+    whole = np.random.default_rng(0).integers(-127, 128, (4, 3, 3, 3))
+    if dynamic:
+        weight = m.constant("stem/Conv2D", whole, "int8", scale=np.array([0.01, 0.02, 0.03, 0.015], np.float32), zero=[0] * 4)
+    else:
+        weight = m.constant("stem/Conv2D", whole.astype(np.float32))
+    last = m.add("CONV_2D", [m.x, weight, m.constant("stem/BiasAdd", draw(4))], 1, 8, 8, 4, name="y", version=2, **CONV)
+    (tmp_path / "a.tflite").write_bytes(m.bytes(last))
+    with formats.read(tmp_path / "a.tflite") as source:
+        made = home.outputs(source, draw(2, 3, 8, 8))
+        assert isinstance(made, str) == dynamic
+        assert not dynamic or "rounds what each layer of eight-bit weights reads" in str(made)
 
 
 def test_four_bits_are_two_numbers_a_byte(tmp_path: Path) -> None:

@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from hostile import seeds
 from roundtrips import built
 
 import weights
-from convert.formats import safetensors
+from convert import formats, sandbox
+from convert.formats import _sharded, safetensors
 from weights.adding import to_toml
 from weights.digests import of_file
+from weights.errors import LimitExceeded
 from zoo import ResNet20
 from zoo.conversion import identity
 from zoo.conversion.convert import convert
+from zoo.conversion.notes import file_sha256
 from zoo.networks.model import Model
 
 Keep = Callable[..., None]
@@ -98,3 +102,23 @@ def test_a_file_with_our_notes_is_nobodys(network: Model, keep: Keep, hashed: li
     assert hashed == ["md5:"]
     convert(noted.destination, tmp_path / "c.safetensors", ResNet20)
     assert hashed == ["md5:"]
+
+
+@pytest.mark.parametrize("format", ["openvino", "ncnn", "paddle", "mxnet", "tfjs", "darknet"])
+def test_the_hash_of_each_file_that_a_source_was_read_from_is_noted(format: str, tmp_path: Path) -> None:
+    found = 0
+    for path in (path for path in seeds(format, tmp_path) if path.is_file()):
+        with sandbox.read(path, format) as source, formats.read(path, format) as here, identity.hashing(path) as hashes:
+            assert source.beside == here.beside
+            told = hashes.beside(source)
+            assert list(told) == [name for name in source.beside if name != path.name]
+            assert all(sha256 == hashlib.sha256((path.parent / name).read_bytes()).hexdigest() for name, sha256 in told.items())
+            found += len(told)
+    assert found
+
+
+def test_an_index_longer_than_any_is_not_hashed_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}')
+    monkeypatch.setattr(_sharded, "MAX_INDEX_BYTES", 10)
+    with pytest.raises(LimitExceeded, match="at most 10 are read"):
+        file_sha256(tmp_path / "model.safetensors.index.json")

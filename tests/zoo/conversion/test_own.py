@@ -177,3 +177,11 @@ def test_real_files_go_into_networks_that_nobody_here_knows(real: Path, tmp_path
         found = convert(samples / name, tmp_path / f"{name}.safetensors", known["SampLeNet"], example=(3, 32, 32))
         assert found.certificate.proven
         assert max(one.worst or 0 for one in found.certificate.evidence) < 1e-6
+
+
+def test_nobody_states_the_pixels_of_an_own_network_by_having_converted_it(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    first = convert(saved(network, tmp_path / "a.safetensors"), tmp_path / "b.safetensors", network, example=(3, 8, 8))
+    again = convert(tmp_path / "b.safetensors", tmp_path / "c.npz", network, example=(3, 8, 8))
+    assert (first.pixels, again.pixels) == (None, None)
+    assert any("how its images are prepared is not known" in note for note in again.notes)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import zoo
@@ -20,11 +21,13 @@ from convert import formats
 from convert.formats import safetensors
 from weights import BadRecord
 from weights.reading import read_file
-from zoo import ResNet20, SqueezeNet1_1, trained
+from zoo import MobileNetV1_025, ResNet20, SqueezeNet1_1, trained
 from zoo.commands import app
 from zoo.conversion.convert import convert
+from zoo.conversion.namings import adopted
 from zoo.conversion.notes import NOTES
-from zoo.conversion.pixels import shown, told_by_user
+from zoo.conversion.pixels import known_pixels, shown, told_by_user
+from zoo.conversion.proof import CHANGED
 from zoo.images.preprocess import preprocess
 from zoo.labels import labels
 from zoo.pretrained.add_file import add_file
@@ -269,3 +272,54 @@ def test_a_real_caffe_network_is_proven_and_its_pixels_are_decided(real: Path, t
     with torch.no_grad():
         right = weights(preprocess(files, told)).argmax(1) == torch.tensor([names.index(file.parent.name) for file in files])
     assert accuracy == pytest.approx(float(right.float().mean()), abs=0.02)
+
+
+def held(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return a file's notes and its tensors, as whoever changes one of them by hand has them."""
+    with formats.read(path) as source:
+        return dict(source.facts), safetensors.tensors(read_file(path)[1])
+
+
+def test_a_proof_is_of_its_tensors_and_ends_where_one_is_changed(tmp_path: Path) -> None:
+    convert(kept(trained(ResNet20), tmp_path / "a.safetensors"), tmp_path / "a.onnx", ResNet20)
+    assert convert(tmp_path / "a.onnx", tmp_path / "b.safetensors", ResNet20).certificate.proven
+    notes, tensors = held(tmp_path / "b.safetensors")
+    for name, change in (("changed", 1e-3), ("kept", 0.0)):
+        tensors["fc.bias"] = tensors["fc.bias"] + change
+        save_file(tensors, tmp_path / f"{name}.safetensors", notes)
+        made = convert(tmp_path / f"{name}.safetensors", tmp_path / f"{name}.npz", ResNet20)
+        assert made.certificate.verdict.startswith("UNPROVEN" if change else "the same network")
+        assert (CHANGED in made.notes) == bool(change)
+        assert any(note.startswith("its own notes say: PROVEN") for note in made.notes) == (not change)
+        tensors["fc.bias"] = tensors["fc.bias"] - change
+    noted = json.loads(notes["kernelzoo"])
+    del noted["digest"]  # an older file's, which says of no tensors that they are meant
+    save_file(tensors, tmp_path / "old.safetensors", {**notes, "kernelzoo": json.dumps(noted)})
+    assert "UNPROVEN" in convert(tmp_path / "old.safetensors", tmp_path / "old.npz", ResNet20).verdict
+
+
+def test_pixels_that_were_decided_are_those_of_other_tensors_once_one_is_changed(tmp_path: Path) -> None:
+    convert(kept(trained(ResNet20), tmp_path / "a.safetensors"), tmp_path / "a.onnx", ResNet20)
+    convert(tmp_path / "a.onnx", tmp_path / "b.safetensors", ResNet20)
+    notes, tensors = held(tmp_path / "b.safetensors")
+    noted = json.loads(notes["kernelzoo"])
+    noted["pixels"] |= {"status": "decided", "by": "1,000 labelled images", "decided": ["channel order"]}
+    for name, change, said in (
+        ("same", 0.0, "decided by 1,000 labelled"),
+        ("other", 1.0, "stated by its notes, which are of other tensors"),
+    ):
+        save_file({**tensors, "fc.bias": tensors["fc.bias"] + change}, tmp_path / f"{name}.safetensors", {"kernelzoo": json.dumps(noted)})
+        assert said in convert(tmp_path / f"{name}.safetensors", tmp_path / f"{name}.npz", ResNet20).verdict
+
+
+def test_a_file_that_was_paired_without_names_keeps_the_habits_of_its_framework(tmp_path: Path) -> None:
+    convert(kept(MobileNetV1_025().eval(), tmp_path / "a.safetensors"), tmp_path / "a.h5", MobileNetV1_025)
+    with formats.read(tmp_path / "a.h5") as source:
+        source.facts.clear()  # the notes of this conversion, which say it better
+        by_name, paired = (adopted(source, MobileNetV1_025, match=match) for match in (False, True))
+        assert (by_name.adopted.naming, paired.adopted.naming) == ("keras", "match")
+        assert by_name.preprocessing == paired.preprocessing
+        assert by_name.preprocessing["mean"] == (0.5, 0.5, 0.5)
+        assert by_name.options == paired.options
+        assert "what keras's own networks want" in known_pixels(paired, {}).said
+        assert "GUESSED" in known_pixels(paired, {}).said

@@ -160,3 +160,11 @@ def test_a_file_for_flux_is_what_julias_libraries_read_by_their_rules(ending: st
         place = next((i for i, one in enumerate(left) if one.shape == array.shape and np.array_equal(one, array)), None)
         assert place is not None
         left.pop(place)
+
+
+def test_collect_takes_what_pytorch_only_views_and_refuses_what_has_holes() -> None:
+    turned = pytorch.tensor([[1 + 2j, 3 - 1j]]).conj()
+    assert (collect(turned) == np.array([[1 - 2j], [3 + 1j]])).all()
+    assert (collect(turned.imag) == np.array([[-2.0], [1.0]])).all()
+    with pytest.raises(TypeError, match=r"collect\(t\.to_dense\(\)\)"):
+        collect(pytorch.zeros(2, 3).to_sparse())
