@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,12 +33,12 @@ from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.plans.proving import Unlike, captured, checked
 from zoo.kernels.plans.rows import rows, untimed
-from zoo.kernels.reports.built_plan import Built, Options, empty
+from zoo.kernels.reports.built_plan import Built, empty
 from zoo.kernels.reports.progress_bar import bar
 from zoo.kernels.reports.report import PlanReport
 from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import choose, kernels
+from zoo.kernels.tuning.request import Request
 from zoo.kernels.tuning.steps import Setting
 from zoo.kernels.tuning.tasks import Task
 
@@ -47,33 +48,20 @@ CHECKED_IMAGES = 16
 """At least so many different images are compared before a plan is used: the error of one image's logits scatters."""
 
 
-def begin_gpu(
-    network: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options,
-    weights: Weights,
-    choices: Choices,
-    *,
-    contest: bool = True,
-) -> Callable[[], Built]:
+def begin_gpu(request: Request, *, contest: bool = True) -> Callable[[], Built]:
     """Choose the kernels of a plan for arguments of these shapes, compare it, and return what captures it, which takes a second or two.
 
     What captures drops workspaces that other threads may be using, so it has to run in the thread that calls the network.
 
     Args:
-        network: any module.
-        args: positional arguments; of tensors only shape and dtype matter.
-        kwargs: keyword arguments, likewise.
-        options: device, dtype and how much is tuned.
-        weights: where packed weights are kept.
-        choices: what was found before.
+        request: network, arguments and options.
         contest: let PyTorch's compiler compete for the whole network.
 
     Raises:
         Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
     """
-    typed = in_own_dtype(network, (args, kwargs))
+    network, options, weights = request.network, request.options, request.weights
+    typed = in_own_dtype(network, (request.args, request.kwargs))
     tensors = tensors_of(typed)
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")
@@ -86,13 +74,13 @@ def begin_gpu(
         elsewhere() as do,
     ):
         if any(leaf.numel() == 0 for leaf in tensors):  # of which no pass makes anything
-            blank = empty(trace(network, typed[0], typed[1], options.device), options, network)
+            blank = empty(trace(network, typed[0], typed[1], options.device), options.device, network)
             return lambda: blank
         with phase("tracing"):
             graph, places = understand(network, typed[0], typed[1], options.device, islands=True)
         setting = Setting(options.device, options.dtype, options.tf32)
         with phase("listing kernels"):
-            compilers.prepare(kernels(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
+            compilers.prepare(kernels(graph, places, setting, options.tune, request.choices))  # they begin while the reference is computed
         with phase("reference"):
             batches = _batches(typed, tensors, options.device)
             reference: Reference = do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
@@ -101,7 +89,7 @@ def begin_gpu(
         tensors = tensors_of(batches[0])
         spec = graph.spec
         dtypes: list[torch.dtype | None] = [leaf.dtype if isinstance(leaf, Node) else None for leaf in graph.outputs]
-        whole = Whole(network, typed, dtypes, batches, reference, options, choices, key(graph, setting))
+        whole = Whole(network, typed, dtypes, batches, reference, options, request.choices, key(graph, setting))
         if contest:
             with phase("PyTorch's compiler"):
                 known = remembered(whole)
@@ -112,7 +100,7 @@ def begin_gpu(
                 return lambda: served
 
         def planned(graph: Graph, places: dict[Node, Place], weights: Weights) -> Callable[[], tuple[Plan, PlanReport]]:
-            return _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
+            return _planned(graph, places, setting, replace(request, weights=weights), compilers, batches, reference)
 
         def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
             return understand(network, typed[0], typed[1], options.device, islands)
@@ -162,14 +150,13 @@ def _planned(
     graph: Graph,
     places: dict[Node, Place],
     setting: Setting,
-    options: Options,
-    weights: Weights,
-    choices: Choices,
+    request: Request,
     compilers: Compilers,
     batches: list[Any],
     reference: Reference,
 ) -> Callable[[], tuple[Plan, PlanReport]]:
     """Choose the kernels of a graph, compare it with the network, and return what captures it."""
+    options, weights, choices = request.options, request.weights, request.choices
     with bar("choosing kernels", options.progress) as progress:
         decision = choose(graph, places, setting, options.tune, choices, compilers, progress)
         if options.tune != "none" or not weights.planned:  # of later shapes, guesses share most kernels with the first's

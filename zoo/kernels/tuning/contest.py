@@ -141,7 +141,7 @@ def tune(
     done = 0
     count = min(32, 2 * (os.cpu_count() or 1))
     with elsewhere() as guessing, ThreadPoolExecutor(count, initializer=_own_stream, initargs=(setting.device,)) as pool:
-        for group in _groups(nodes, places, setting):
+        for group in _groups(nodes, setting):
             late = schedule.is_late(done)
             several = {key: _quickest(found[key]) if late else found[key] for key in group}
             contests = [_contest(key, nodes[key], several[key], places, setting) for key in group]
@@ -234,7 +234,7 @@ def _compiled(
     return {key: [c for c in several if c.op in FOREIGN or (key, str(c)) in done] for key, several in found.items()}
 
 
-def _groups(nodes: dict[str, Node], places: dict[Node, Place], setting: Setting) -> Iterator[list[str]]:
+def _groups(nodes: dict[str, Node], setting: Setting) -> Iterator[list[str]]:
     """Split steps into groups whose inputs and outputs fit a part of the free memory together."""
     room = _room(setting)
     group: list[str] = []
