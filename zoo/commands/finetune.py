@@ -21,6 +21,7 @@ from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
+    DeviceOption,
     JsonOption,
     QuietOption,
     WeightsOption,
@@ -32,7 +33,6 @@ from zoo.commands.console import (
     print_json,
     value_of,
 )
-from zoo.commands.console import device as device_option
 from zoo.pretrained.run_folder import CONFIG
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def finetune(
     clip: Annotated[float | None, typer.Option(help="Greatest norm of the gradient.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many evaluations without improvement.")] = None,
     size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = None,
+    device: DeviceOption = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, by autocast, or float32; bfloat16 on a GPU.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that decode.")] = None,
     fast: Annotated[

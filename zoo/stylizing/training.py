@@ -63,7 +63,7 @@ class StyleSettings:
     """How a style is trained. All of it is written into the folder's `settings.json`.
 
     Attributes:
-        network: "Johnson", "Engstrom" or "MobileStyle", see `zoo.stylizing.networks`.
+        model: "Johnson", "Engstrom" or "MobileStyle", see `zoo.stylizing.networks`.
         channels: of Johnson's first map, 32, 16 or 8: 6.7, 1.7 or 0.45 MB.
         steps: optimiser steps; a style shows after 500, and is usable after 2,000.
         batch_size: photographs of a step.
@@ -81,7 +81,7 @@ class StyleSettings:
         device: "cpu", "cuda" or "cuda:1"; None takes a GPU where there is one.
     """
 
-    network: str = "Johnson"
+    model: str = "Johnson"
     channels: int = 32
     steps: int = 4000
     batch_size: int = 8
@@ -106,8 +106,8 @@ class StyleSettings:
         whole("seed", self.seed, 0)
         if self.size % 4:
             raise ValueError(f"size is a multiple of 4, got {self.size}")
-        if self.network not in NETWORKS:
-            raise ValueError(f"network is one of {', '.join(NETWORKS)}, got {self.network!r}")
+        if self.model not in NETWORKS:
+            raise ValueError(f"model is one of {', '.join(NETWORKS)}, got {self.model!r}")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"dtype is auto, float32 or bfloat16, got {self.dtype!r}")
         if not self.lr > 0:
@@ -304,9 +304,9 @@ class _Training:
     ) -> None:
         self.settings, self.folder, self.facts, self.pictures, self.image = settings, folder, facts, pictures, image
         self.license, self.device = license, device
-        options = {"channels": settings.channels} if settings.network == "Johnson" else {}
+        options = {"channels": settings.channels} if settings.model == "Johnson" else {}
         self.options = options
-        student = seeded(NETWORKS[settings.network], settings.seed, **options).to(device)
+        student = seeded(NETWORKS[settings.model], settings.seed, **options).to(device)
         share = min(1.0, settings.style_side / max(image.size))
         reduced = image.resize([max(32, round(share * side)) for side in image.size])
         loss = StyleLoss(loss_network(network).to(device), [as_batch(reduced, torch.device(device))])

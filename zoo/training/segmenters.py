@@ -92,7 +92,7 @@ def measure_segmenter(model: Segmenter, data: str | os.PathLike[str] | Painted) 
     counts = PixelConfusion(model.num_classes)
     for number, photograph in enumerate(painted.photographs):
         found: Any = segment(model, photograph)
-        counts.add(found.classes, torch.from_numpy(painted.true(number)))
+        counts.add(found.labels, torch.from_numpy(painted.true(number)))
     return counts.measures()
 
 
