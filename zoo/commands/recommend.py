@@ -38,7 +38,7 @@ def recommend(
     ] = False,
     max_ms: Annotated[float | None, typer.Option(help="Milliseconds that one image may take on the device, by fast().")] = None,
     max_mb: Annotated[float | None, typer.Option(help="Megabytes that the checkpoint's file may have.")] = None,
-    licence: Annotated[
+    license: Annotated[
         str | None, typer.Option("--licence", "--license", help='Only this licence, "MIT" for example; "permissive": every use.')
     ] = None,
     model: Annotated[
@@ -74,7 +74,7 @@ def recommend(
         if value is not None and not value > 0:
             raise typer.BadParameter(f"a positive number, not {value:g}", param_hint=name)
     with value_of(None):
-        budget = Budget(max_ms, max_mb, licence)
+        budget = Budget(max_ms, max_mb, license)
     options: dict[str, Any] = {"models": model, "offline": offline, "device": device, "quick": quick, "folds": folds, "restart": restart}
     options["folder"] = None if folder is None else makeable(folder)
     options["progress"] = _watch(quiet)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
-from torch import nn
 
 from weights.arguments import forgiving, whole
 from weights.documents import json_file
@@ -24,6 +21,7 @@ from zoo.detection.detections import Detections
 from zoo.detection.detector import Detector
 from zoo.detection.run import detect
 from zoo.images import BadImage, Source, decode, open_source
+from zoo.networks.fingerprint import state_digest
 
 PART = 64
 """Photographs of a part at least: what a killed run computes again at most."""
@@ -133,7 +131,7 @@ def _plan(model: Detector, source: Source, threshold: float | None, overlap: flo
     return {
         "format": FORMAT,
         "model": type(model).__name__,
-        "weights": _digest(model),
+        "weights": state_digest(model),
         "preprocessing": None if record is None else repr(record.preprocessing),
         "image_size": repr(getattr(model, "image_size", None)),
         "source": source.where,
@@ -144,14 +142,6 @@ def _plan(model: Detector, source: Source, threshold: float | None, overlap: flo
         "device": parameter.device.type,
         "dtype": str(parameter.dtype),
     }
-
-
-def _digest(model: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _settle(place: Path, plan: dict[str, Any], restart: bool) -> None:

@@ -18,12 +18,13 @@ from zoo.embedding.extracting import extractor
 from zoo.embedding.feeding import Feeder
 from zoo.embedding.flow import flow, held
 from zoo.embedding.parts import Workplace
-from zoo.embedding.plan import Plan, chunks, state_digest
+from zoo.embedding.plan import Plan, chunks
 from zoo.embedding.prepare import Int8, check_probe, prepared, probe
 from zoo.embedding.report import Report
 from zoo.embedding.writing import check_output, finish
 from zoo.images import Source, open_source
 from zoo.images.kinds import kind_of_names
+from zoo.networks.fingerprint import state_digest
 from zoo.networks.model import Model
 from zoo.pretrained.run_folder import place_of
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import platform
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from weights.places import at_home
 from weights.whole import whole as written_whole
 from weights.whole import write_whole
 from zoo.images import open_source
+from zoo.networks.fingerprint import state_digest
 from zoo.networks.model import Model
 from zoo.pretrained.run_folder import ROW, WEIGHTS, save_tensors
 from zoo.pretrained.trained import trained
@@ -36,8 +36,6 @@ from zoo.stylizing.painting import as_batch, read
 from zoo.stylizing.pictures import Pictures, steps_of
 from zoo.stylizing.progress import Show, bar
 from zoo.stylizing.style_files import NETWORKS, SETTINGS, network_of, write_style
-
-log = logging.getLogger("zoo")
 
 STATE, LOG = "last.safetensors", "log.jsonl"
 USUAL_LOSS = "EfficientNetLite0"
@@ -234,16 +232,13 @@ def _device(named: str | None) -> str:
 
 def _facts(settings: StyleSettings, where: str, fingerprint: str, image: Any, network: Model) -> dict[str, Any]:
     """Say what makes a training the one that it is."""
-    digest = hashlib.sha256()
-    for name, value in network.state_dict().items():
-        digest.update(name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     row = network.checkpoint
     return {
         "settings": asdict(settings),
         "photographs": fingerprint,
         "picture": hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest(),
         "loss_network": type(network).__name__,
-        "loss_weights": digest.hexdigest(),
+        "loss_weights": state_digest(network),
         "told": {"photographs": where, "picture": getattr(image, "filename", None), "loss_weights": row and f"{row.model}:{row.tag}"},
     }
 
