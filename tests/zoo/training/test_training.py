@@ -92,7 +92,7 @@ def test_a_killed_run_ends_with_the_same_numbers(at: int, tmp_path: Path) -> Non
 def test_a_run_with_other_settings_and_a_damaged_one_are_refused(tmp_path: Path) -> None:
     run(Toy(), tmp_path)
     toy = Toy().eval()
-    with pytest.raises(ValueError, match="has a run with another rate; restart=True throws it away"):
+    with pytest.raises(ValueError, match="has a run with another lr; restart=True throws it away"):
         learn(
             toy,
             10,
@@ -124,7 +124,7 @@ def test_a_batch_norm_that_gets_one_photograph_says_how_many_it_needs(data: Path
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     toy = Toy()
-    with pytest.raises(Diverged, match=r"at step 1 of \d+: give a smaller rate"):
+    with pytest.raises(Diverged, match=r"at step 1 of \d+: give a smaller lr"):
         learn(toy, 4, lambda numbers, random: {"a": toy.layer[0].weight.sum() * torch.nan}, tmp_path, LearningSettings(), {}, classes=["a"])
 
 
