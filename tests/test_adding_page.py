@@ -27,6 +27,8 @@ assert pathlib.Path(zoo.__file__).is_relative_to(sys.argv[1]), zoo.__file__
 
 with torch.device("meta"):
     assert sum(p.numel() for p in zoo.ResNet38().parameters()) == zoo.ResNet38.params
+    from zoo.detection.catalogue import RetinaNet_ResNet101_FPN as detector
+    assert sum(p.numel() for p in detector().parameters()) == detector.params
 
 nin = zoo.NiN(num_classes=4, in_channels=1).eval()
 assert sum(p.numel() for p in zoo.NiN().parameters()) == zoo.NiN.params
@@ -83,7 +85,7 @@ def apply(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_every_addition_applies_and_works(copy: Path) -> None:
     diffs = documents.blocks(DOCS / "adding.md", "diff")
-    assert len(diffs) >= 9
+    assert len(diffs) >= 10
     for diff in diffs:
         applied = apply(diff.text, copy)
         assert applied.returncode == 0, f"{diff}: {applied.stderr}"

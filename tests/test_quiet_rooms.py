@@ -10,7 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BARS = {
     "weights/progress.py",
-    "zoo/embedding/progress.py",
     "zoo/finetuning/progress.py",
     "zoo/kernels/reports/progress_bar.py",
 }

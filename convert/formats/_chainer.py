@@ -15,8 +15,6 @@ LEAVES = {"W": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "avg_me
 """Chainer's words for PyTorch's leaves."""
 MODEL = re.compile(r"^updater/model:[^/]+/")
 """Where a snapshot of a trainer has the model."""
-REST = re.compile(r"^(updater/|extensions/|_?snapshot|stop_trigger)")
-"""What else it has: the optimizer's state, and the loop's."""
 COUNTER = re.compile(r"(^|/)N$")
 """How many batches a BatchNorm has seen."""
 LARGEST_KERNEL = 11

@@ -129,7 +129,7 @@ def test_a_segmenters_file_of_torchvisions_loads_and_finds_the_same(tmp_path: Pa
     assert (ours - ready).abs().max() < 1.5 / 255 / 0.224  # Pillow rounds after each of two directions
     logits = torch.nn.functional.interpolate(expected, size=picture.shape[1:], mode="bilinear", align_corners=False)[0]
     found = segment(model, picture)
-    assert (found.classes == logits.argmax(0)).float().mean() > 0.98
+    assert (found.labels == logits.argmax(0)).float().mean() > 0.98
     assert math.isclose(sum(found.areas.values()), 1)
 
 

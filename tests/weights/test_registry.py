@@ -273,8 +273,8 @@ def test_an_adhoc_record_says_what_it_does_not_know(tmp_path: Path, monkeypatch:
     assert {source: weights.adhoc("Net", source).format for source in kinds} == kinds
     monkeypatch.chdir(tmp_path)
     assert weights.adhoc("Net", "a b#c.pth").sources == ((tmp_path / "a b#c.pth").as_uri(),)
-    with pytest.raises(BadRecord, match=r"the record of s3://bucket/w: a source starts with hf://, https://, pypi:// or file://, got"):
-        weights.adhoc("Net", "s3://bucket/w")
+    with pytest.raises(BadRecord, match=r"the record of gs://bucket/w: a source starts with hf://, https://, pypi:// or file://, got"):
+        weights.adhoc("Net", "gs://bucket/w")
     with pytest.raises(BadRecord, match="did you mean num_classes"):
         weights.adhoc("Net", "x.pth", num_clases=3)
 

@@ -13,8 +13,7 @@ from rich.table import Table
 from weights.wording import escape
 from zoo.browsing.measured import remember
 from zoo.commands.completion import listed_names
-from zoo.commands.console import device as device_option
-from zoo.commands.console import err, on_device, out, png, print_json, writable
+from zoo.commands.console import DeviceOption, err, on_device, out, png, print_json, writable
 from zoo.pretrained.records import record_of
 from zoo.variants import spelt
 
@@ -52,7 +51,7 @@ def bench(
             "fast-module."
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu. Default: cuda if available.")] = None,
+    device: DeviceOption = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Samples of each way: 20; of a load 5.")] = None,
     tune: Annotated[str | None, typer.Option(help="What fast() tries: none, quick or full. Default: quick.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,

@@ -152,7 +152,7 @@ def add(
     weights_of: WeightsOfOption = None,
     option: BuildOption = None,
     default: Annotated[bool | None, typer.Option(help="Make it the default of trained(MODEL). Default: only if there is no other.")] = None,
-    replace: Annotated[bool, typer.Option(help="Replace your own checkpoint of the same tag.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace your own checkpoint of the same tag.")] = False,
 ) -> None:
     """Register your own weights: check them against the network, copy them into the cache, and give them a tag.
 

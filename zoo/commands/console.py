@@ -23,7 +23,7 @@ from weights.documents import read_json
 from weights.errors import MalformedFile
 from weights.screen import Screen
 from weights.wording import printable
-from zoo.commands.completion import names, tags
+from zoo.commands.completion import files, names, tags
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +78,14 @@ def on_device(name: str | None, otherwise: str | None = None) -> torch.device:
     if place.type == "cuda" and not (there and (place.index or 0) < torch.cuda.device_count()):
         raise typer.BadParameter(f"there is no {str(place)!r} on this machine; take --device cpu", param_hint="--device")
     return place
+
+
+ImagesArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures, folders, .tar shards, .parquet files, or lists of these."),
+]
+BatchSizeOption = Annotated[int, typer.Option(min=1, help="Images at once.")]
+DeviceOption = Annotated[str | None, typer.Option(callback=device, help="cpu, cuda or cuda:1. Default: cuda if available.")]
 
 
 @contextmanager

@@ -60,7 +60,7 @@ ScaleOption = Annotated[
     float | None, typer.Option(help="Factor of pixels on 0..255 less the mean, as in Caffe and Keras; instead of --std.")
 ]
 SizeOption = Annotated[int | None, typer.Option(min=1, help="Side of its square images in pixels.")]
-FormatOption = Annotated[str, typer.Option("--format", "-f", help="The file's format, if its content doesn't tell: keras, npz …")]
+FormatOption = Annotated[str, typer.Option("--from", help="The file's format, if its content doesn't tell: keras, npz …")]
 
 
 def inspect(
@@ -75,7 +75,7 @@ def inspect(
     from zoo.conversion.inspect import show
 
     if format != "auto" and format not in formats():
-        raise typer.BadParameter(f"no format {format!r}; there are {', '.join(formats())}", param_hint="--format")
+        raise typer.BadParameter(f"no format {format!r}; there are {', '.join(formats())}", param_hint="--from")
     found = look(file, format)
     if as_json:
         print_json(found.to_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,14 +10,18 @@ import typer
 from rich.table import Table
 
 from weights.wording import counted, escape
-from zoo.commands.completion import files, names
+from zoo.commands.completion import names
 from zoo.commands.console import (
+    BatchSizeOption,
     BuildOption,
+    DeviceOption,
     FrozenOption,
+    ImagesArgument,
     JsonOption,
     QuietOption,
     WeightsOption,
     build_options,
+    err,
     fail,
     makeable,
     on_device,
@@ -24,7 +29,6 @@ from zoo.commands.console import (
     print_json,
     writable,
 )
-from zoo.commands.console import device as device_option
 
 if TYPE_CHECKING:
     from zoo.commands.pictures import Picture
@@ -53,10 +57,7 @@ Overlap = Annotated[
 
 
 def detect(
-    images: Annotated[
-        list[str],
-        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures, folders, .tar shards, .parquet files, or lists of these."),
-    ],
+    images: ImagesArgument,
     model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=DETECTS)] = None,
     tag: WeightsOption = None,
     cfg: Cfg = None,
@@ -64,8 +65,8 @@ def detect(
     option: BuildOption = None,
     threshold: Threshold = None,
     overlap: Overlap = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 8,
-    device: Annotated[str, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = "cpu",
+    batch_size: BatchSizeOption = 8,
+    device: DeviceOption = None,
     frozen: FrozenOption = False,
     picture: Annotated[
         Path | None,
@@ -74,10 +75,10 @@ def detect(
     folder: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="DIR", help="Write all results into this folder, in COCO's format. An interrupted run resumes."
+            "--out", "-o", metavar="DIR", help="Write all results into this folder, in COCO's format. An interrupted run resumes."
         ),
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="With --output: discard what an earlier run finished.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="With --out: discard what an earlier run finished.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,7 +96,7 @@ def detector(
     cfg: Path | None,
     called: Path | None,
     option: list[str] | None,
-    device: str,
+    device: str | None,
     quiet: bool,
     frozen: bool,
 ) -> Detector:
@@ -134,7 +135,7 @@ def _shown(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    from zoo.commands.pictures import pictures
+    from zoo.commands.pictures import end, pictures, tell_by, tell_drawn
     from zoo.detection import coco, drawing
     from zoo.images import BadImage
 
@@ -155,17 +156,11 @@ def _shown(
     if as_json:
         print_json(rows)
     elif seen:
-        told = f"by {called_as(network)}, which knows {counted(network.num_classes, 'class', 'classes')}"
-        out.print(f"[dim]{escape(told)}; another: --model NETWORK[/dim]", soft_wrap=True)
+        tell_by(network)
         if not (labels or network.called):
             out.print("[dim]its classes have no names; --names FILE gives them some, one a line[/dim]", soft_wrap=True)
-        if saved is not None:
-            out.print(f"[dim]drawn in '{escape(str(saved))}'{', the first photograph' if seen > 1 else ''}[/dim]", soft_wrap=True)
-    codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
-    if (asked := len(given) + left_out) > 1 and seen and not as_json:
-        out.print(f"[dim]{seen:,} of {counted(asked, 'image')} looked at[/dim]")
-    if codes:
-        raise typer.Exit(min(codes))
+        tell_drawn(saved, "the first photograph" if seen > 1 else "")
+    end(seen, len(given) + left_out, failed, "looked at", as_json)
 
 
 def _answers(
@@ -197,17 +192,6 @@ def _print(name: str, found: Detections) -> None:
         out.print(table)
 
 
-def called_as(network: Detector) -> str:
-    """Name a detector and its weights."""
-    from weights import checkpoints
-
-    record, name = network.checkpoint, type(network).__name__
-    if record is None:
-        return name
-    known = any(record.tag == row.tag for row in checkpoints(record.model))
-    return f"{name}:{record.tag}" if known else f"{name} with the weights of {record.sources[0].removeprefix('file://')}"
-
-
 def _folder(
     network: Detector,
     images: list[str],
@@ -220,15 +204,15 @@ def _folder(
     as_json: bool,
     picture: Path | None,
 ) -> None:
+    from zoo.commands.watching import watched
     from zoo.detection import detect_folder
-    from zoo.embedding.progress import bar
     from zoo.images import open_source
 
     if len(images) != 1 or picture is not None:
-        raise typer.BadParameter("--output takes one folder, shard or list of photographs, and no --picture", param_hint="--output")
+        raise typer.BadParameter("--out takes one folder, shard or list of photographs, and no --picture", param_hint="--out")
     source = open_source(images[0])
-    with bar("detecting", len(source), 0, wanted=not quiet) as advance:
-        written = detect_folder(network, source, makeable(folder), threshold, overlap, batch_size=batch_size, restart=restart, done=advance)
+    show = False if quiet else partial(watched, console=err)
+    written = detect_folder(network, source, makeable(folder), threshold, overlap, batch_size=batch_size, restart=restart, progress=show)
     if as_json:
         print_json(
             {
@@ -266,25 +250,27 @@ def evaluate(
     overlap: Overlap = None,
     points: Annotated[int | None, typer.Option(help="11 for VOC 2007's measure. Default: the area under the curve.")] = None,
     every: Annotated[bool, typer.Option("--classes", help="Show the average precision of each class too.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 8,
-    device: Annotated[str, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = "cpu",
+    batch_size: BatchSizeOption = 8,
+    device: DeviceOption = None,
     frozen: FrozenOption = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a detector: COCO's mean average precision, or VOC's on VOC data."""
+    from zoo.commands.pictures import called as called_as
+    from zoo.commands.watching import watched
     from zoo.detection import evaluate as measured
     from zoo.detection.truths import read_truths
-    from zoo.embedding.progress import bar
 
     if points not in (None, 11):
         raise typer.BadParameter("11 is the number of VOC 2007's points; leave it out for the area", param_hint="--points")
     known = read_truths(data, images, split)
     network = detector(model, tag, cfg, called, option, device, quiet, frozen)
-    with bar("measuring", len(known.photographs), 0, wanted=not quiet) as advance:
-        found = measured(network, known, overlap=overlap, batch_size=batch_size, points=points, done=advance)
+    who = called_as(network)
+    show = False if quiet else partial(watched, console=err)
+    found = measured(network, known, overlap=overlap, batch_size=batch_size, points=points, progress=show)
     if as_json:
-        shown = {"network": called_as(network), "photographs": found.photographs, **found.precision.numbers()}
+        shown = {"network": who, "photographs": found.photographs, **found.precision.numbers()}
         print_json({**shown, "voc_map50": found.voc, "classes": dict(found.classes), "unknown": list(found.unknown)})
         return
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
@@ -299,7 +285,7 @@ def evaluate(
         for name, value in found.classes.items():
             inner.add_row(escape(name), f"{100 * value:.1f}")
         out.print(inner)
-    told = f"{counted(found.photographs, 'photograph')}, by {called_as(network)}"
+    told = f"{counted(found.photographs, 'photograph')}, by {who}"
     out.print(f"[dim]{escape(told)}[/dim]", soft_wrap=True)
     if found.unknown:
         out.print(f"[dim]not known to it, and counted: {escape(', '.join(found.unknown))}[/dim]", soft_wrap=True)

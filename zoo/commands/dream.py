@@ -13,6 +13,7 @@ from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
+    DeviceOption,
     FrozenOption,
     JsonOption,
     QuietOption,
@@ -28,7 +29,6 @@ from zoo.commands.console import (
     value_of,
     writable,
 )
-from zoo.commands.console import device as device_option
 
 if TYPE_CHECKING:
     from zoo.networks.model import Model
@@ -68,7 +68,7 @@ def dream(
     frames: Annotated[int, typer.Option(min=1, help="Frames of the film.")] = 100,
     zoom: Annotated[float, typer.Option(help="Share of each side that a frame loses.")] = 0.05,
     fps: Annotated[float, typer.Option(help="Frames a second.")] = 15.0,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu. Default: cuda if available.")] = None,
+    device: DeviceOption = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard what an interrupted run finished.")] = False,
     frozen: FrozenOption = False,
     quiet: QuietOption = False,
@@ -79,7 +79,7 @@ def dream(
     An interrupted run resumes when you repeat the command.
     """
     from zoo.catalogue import model_class
-    from zoo.commands.watching import watched_dream
+    from zoo.commands.watching import watched
     from zoo.dreaming.run import dream as one_dream
     from zoo.dreaming.run import dream_video
     from zoo.extraction.taps import UnknownTap
@@ -92,7 +92,7 @@ def dream(
     network: Model = trained(cls, tag, progress=not quiet, frozen=frozen or None, weights_of=weights_of, **built).to(place)
     settings: dict[str, Any] = {"at": at, "octaves": octaves, "scale": scale, "steps": steps, "rate": rate, "jitter": jitter}
     settings |= {"guide": guide, "seed": seed, "like": like, "tile": tile}
-    shown: dict[str, Any] = {"progress": False if quiet else partial(watched_dream, console=err)}
+    shown: dict[str, Any] = {"progress": False if quiet else partial(watched, console=err)}
     said = f"{model}:{tag}" if tag else model
     finished = _Finished(None if output is None or len(images) == 1 else output, f"{said} {settings}", restart)
     made: list[dict[str, str]] = []

@@ -14,6 +14,7 @@ from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
+    DeviceOption,
     JsonOption,
     QuietOption,
     WeightsOfOption,
@@ -27,7 +28,6 @@ from zoo.commands.console import (
     print_json,
     writable,
 )
-from zoo.commands.console import device as device_option
 from zoo.pretrained.names import named
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def embed(
     option: BuildOption = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A tap, layer3 or stride/16. Repeatable: each is a column.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu. Default: cuda if available.")] = None,
+    device: DeviceOption = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, on a CPU int8. Default: as fast() chooses.")] = None,
     calibration: Annotated[
         str | None, typer.Option(metavar="DATA", autocompletion=files, help="With int8: images to calibrate and compare on, 64 or more.")
@@ -87,7 +87,7 @@ def embed(
     """
     from zoo import embedding
     from zoo.catalogue import model_class
-    from zoo.commands.watching import watched_images
+    from zoo.commands.watching import watched
     from zoo.embedding.writing import WRITERS
     from zoo.extraction.taps import UnknownTap
     from zoo.pretrained.trained import trained
@@ -113,7 +113,7 @@ def embed(
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
     options |= {"calibration": calibration, "tolerance": None if tolerance is None else {"error": tolerance}}
     options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine}
-    options["progress"] = False if quiet else partial(watched_images, console=err)
+    options["progress"] = False if quiet else partial(watched, console=err)
     try:
         report = embedding.embed(network, data, path, at or "embedding", **options)
     except UnknownTap as error:

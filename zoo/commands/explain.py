@@ -7,24 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weights.wording import counted, escape
-from zoo.commands.completion import files, names
+from weights.wording import escape
+from zoo.commands.completion import names
 from zoo.commands.console import (
+    BatchSizeOption,
     BuildOption,
+    DeviceOption,
     FrozenOption,
+    ImagesArgument,
     JsonOption,
     QuietOption,
     WeightsOfOption,
     WeightsOption,
     build_options,
     chosen,
-    fail,
     on_device,
     out,
     png,
     print_json,
 )
-from zoo.commands.console import device as device_option
 
 if TYPE_CHECKING:
     from zoo.commands.pictures import Picture
@@ -43,10 +44,7 @@ TARGET = (
 
 
 def explain(
-    images: Annotated[
-        list[str],
-        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures, folders, .tar shards, .parquet files, or lists of these."),
-    ],
+    images: ImagesArgument,
     model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=EXPLAINS)] = None,
     tag: WeightsOption = None,
     weights_of: WeightsOfOption = None,
@@ -62,8 +60,8 @@ def explain(
     measured: Annotated[
         bool, typer.Option("--measure", help="Measure the method on these pictures: deletion, insertion, shuffled weights.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 32,
-    device: Annotated[str, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = "cpu",
+    batch_size: BatchSizeOption = 32,
+    device: DeviceOption = None,
     frozen: FrozenOption = False,
     picture: Annotated[
         Path | None,
@@ -74,7 +72,7 @@ def explain(
 ) -> None:
     """Show which parts of a picture speak for a network's answer."""
     from zoo.catalogue import model_class
-    from zoo.commands.pictures import pictures
+    from zoo.commands.pictures import end, pictures, tell_by, tell_drawn
     from zoo.images import BadImage
     from zoo.pretrained.trained import trained
 
@@ -104,7 +102,7 @@ def explain(
         found.append(rows)
         if not as_json:
             _print(one.name, rows)
-    numbers = _measured(network, given, method, wanted, at, batch_size, failed) if measured and found else None
+    numbers = _measured(network, given, method, wanted, at, batch_size) if measured and found else None
     drawn = None if picture is None or not found else _drawn(found, picture, every)
     if as_json:
         shown = [each.numbers() for rows in found for row in rows for each in row]
@@ -115,18 +113,9 @@ def explain(
                 out.print(escape(line), highlight=False, soft_wrap=True)
         for line in dict.fromkeys(refused):
             out.print(f"[dim]left out: {escape(line)}[/dim]", soft_wrap=True)
-        called = found[0][0][0].network
-        out.print(f"[dim]by {escape(called)}{f', {escape(why)}' if why else ''}; another: --model NETWORK[/dim]", soft_wrap=True)
-        if drawn is not None:
-            part = f", the first {DRAWN} of {len(found):,}" if len(found) > DRAWN else ""
-            out.print(f"[dim]drawn in '{escape(str(drawn))}'{part}[/dim]", soft_wrap=True)
-        else:
-            out.print("[dim]--picture why.png draws it[/dim]", soft_wrap=True)
-    codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
-    if (asked := len(given) + left_out) > 1 and found and not as_json:
-        out.print(f"[dim]{len(found):,} of {counted(asked, 'image')} explained[/dim]")
-    if codes:
-        raise typer.Exit(min(codes))
+        tell_by(network, why)
+        tell_drawn(drawn, f"the first {DRAWN} of {len(found):,}" if len(found) > DRAWN else "", "--picture why.png draws it")
+    end(len(found), len(given) + left_out, failed, "explained", as_json)
 
 
 def _target(word: str) -> Any:
@@ -176,9 +165,7 @@ def _rows(
         return []
 
 
-def _measured(
-    network: Any, given: list[Picture], method: str | None, wanted: list[Any] | None, at: str | None, batch_size: int, failed: list[Any]
-) -> Any:
+def _measured(network: Any, given: list[Picture], method: str | None, wanted: list[Any] | None, at: str | None, batch_size: int) -> Any:
     from zoo.explanation import measure
     from zoo.images import BadImage
 
@@ -192,7 +179,6 @@ def _measured(
             read.append(picture)
         except BadImage:  # told already
             continue
-    del failed
     return measure(network, read, method, wanted[0] if wanted else None, at, batch_size=batch_size)
 
 

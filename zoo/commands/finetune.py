@@ -21,6 +21,7 @@ from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import (
     BuildOption,
+    DeviceOption,
     JsonOption,
     QuietOption,
     WeightsOption,
@@ -32,7 +33,6 @@ from zoo.commands.console import (
     print_json,
     value_of,
 )
-from zoo.commands.console import device as device_option
 from zoo.pretrained.run_folder import CONFIG
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def finetune(
     clip: Annotated[float | None, typer.Option(help="Greatest norm of the gradient.")] = None,
     patience: Annotated[int | None, typer.Option(help="Stop after so many evaluations without improvement.")] = None,
     size: Annotated[int | None, typer.Option(help="Side of the images in pixels.")] = None,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = None,
+    device: DeviceOption = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, by autocast, or float32; bfloat16 on a GPU.")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that decode.")] = None,
     fast: Annotated[
@@ -169,8 +169,8 @@ def finetune(
         _show(run, as_json)
 
 
-LEARNT_BY = {"epochs": "epochs", "batch_size": "batch_size", "lr": "rate", "weight_decay": "weight_decay", "clip": "clip", "seed": "seed"}
-"""Options that detectors and segmenters take too, and their settings' names."""
+LEARNT_BY = ("epochs", "batch_size", "lr", "weight_decay", "clip", "seed")
+"""Options that detectors and segmenters take too."""
 
 
 def _task(model: str | None, tag: str | None, resume: Path | None) -> str:
@@ -196,7 +196,7 @@ def _teach(task: str, given: dict[str, Any], more: list[str] | None, option: lis
     from zoo.pretrained.names import named as read_names
     from zoo.training import LearningSettings, teach
 
-    settings = {ours: given[name] for name, ours in LEARNT_BY.items() if name in given} | _more(more, LearningSettings)
+    settings = {name: given[name] for name in LEARNT_BY if name in given} | _more(more, LearningSettings)
     known = {"data", "model", "folder", "tag", "scratch", "resume", "restart", "val", "images", "split", "size", "device", "more", "option"}
     if unknown := [name for name in given if name not in known | {*LEARNT_BY, "quiet", "as_json"}]:
         flag = f"--{unknown[0].replace('_', '-')}"
@@ -219,7 +219,7 @@ def _teach(task: str, given: dict[str, Any], more: list[str] | None, option: lis
             built = build_options(option, any_class(name))
             if "num_classes" in built:
                 raise typer.BadParameter("the data say how many classes there are; leave num_classes out", param_hint="--option")
-            how = {key: given.get(key) for key in ("val", "images", "split", "device")} | {"side": given.get("size")}
+            how = {key: given.get(key) for key in ("val", "images", "split", "size", "device")}
             begins = {"weights": tag, "from_scratch": "scratch" in given, "options": built, "restart": "restart" in given}
             try:
                 run = teach(name, given["data"], folder, done=done, **how, **begins, **settings)

@@ -8,6 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import typer
+
+from weights import checkpoints
+from weights.wording import counted, escape
+from zoo.commands.console import fail, out
 from zoo.images import BadImage, Source, decode, open_source
 from zoo.images.files import is_url
 from zoo.images.opening import LISTS, PARQUET, TAR
@@ -64,6 +69,48 @@ def classified(
         except BadImage:
             rows = [_one(network, picture, top) for picture in batch]
         yield from zip(batch, rows, strict=True)
+
+
+def called(network: Any) -> str:
+    """Name a network and its weights as they can be asked for again, ResNet50:imagenet1k_v1; or the file or run they came from."""
+    record, name = network.checkpoint, type(network).__name__
+    if record is None:
+        return name
+    known = any(record.tag == row.tag for row in checkpoints(record.model))
+    return f"{name}:{record.tag}" if known else f"{name} with the weights of {record.sources[0].removeprefix('file://')}"
+
+
+def tell_by(network: Any, knows: str = "") -> None:
+    """Say which network has answered, and how to ask another; `knows` says why this one, if nobody named it."""
+    knows = knows or f"which knows {counted(network.num_classes, 'class', 'classes')}"
+    out.print(f"[dim]by {escape(f'{called(network)}, {knows}')}; another: --model NETWORK[/dim]", soft_wrap=True)
+
+
+def tell_drawn(saved: Path | None, part: str, otherwise: str = "") -> None:
+    """Say where a picture was drawn, and of what `part` of the images where not of all; else how to have one."""
+    told = f"drawn in '{escape(str(saved))}'{f', {part}' if part else ''}" if saved is not None else otherwise
+    if told:
+        out.print(f"[dim]{told}[/dim]", soft_wrap=True)
+
+
+def end(used: int, asked: int, failed: Sequence[BadImage], done: str, as_json: bool) -> None:
+    """Tell which images could not be used, and how many could.
+
+    Args:
+        used: images that could.
+        asked: images that were named, with those that were left out when their folder was opened.
+        failed: the errors of the others.
+        done: what was done with the images, "classified".
+        as_json: whether stdout is for machines.
+
+    Raises:
+        typer.Exit: with the lowest of the errors' codes, if there are errors.
+    """
+    codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
+    if asked > 1 and used and not as_json:
+        out.print(f"[dim]{used:,} of {counted(asked, 'image')} {done}[/dim]")
+    if codes:
+        raise typer.Exit(min(codes))
 
 
 def _one(network: Model, picture: Picture, top: int) -> list[Prediction] | BadImage:

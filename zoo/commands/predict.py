@@ -11,29 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from weights import checkpoints
-from weights.wording import counted, escape
-from zoo.commands.completion import files, names
+from weights.wording import escape
+from zoo.commands.completion import names
 from zoo.commands.console import (
+    BatchSizeOption,
     BuildOption,
+    DeviceOption,
     FrozenOption,
+    ImagesArgument,
     JsonOption,
     QuietOption,
     WeightsOfOption,
     WeightsOption,
     build_options,
     chosen,
-    fail,
     on_device,
     out,
     png,
     print_json,
 )
-from zoo.commands.console import device as device_option
 
 if TYPE_CHECKING:
     from zoo.commands.pictures import Picture
-    from zoo.networks.model import Model
     from zoo.prediction.predict import Prediction
 
 DRAWN = 60
@@ -42,17 +41,14 @@ PREDICTS = "The network, or a run's folder. Default: the best ImageNet checkpoin
 
 
 def predict(
-    images: Annotated[
-        list[str],
-        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures, folders, .tar shards, .parquet files, or lists of these."),
-    ],
+    images: ImagesArgument,
     model: Annotated[str | None, typer.Option("--model", "-m", autocompletion=names, help=PREDICTS)] = None,
     tag: WeightsOption = None,
     weights_of: WeightsOfOption = None,
     option: BuildOption = None,
     top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images at once.")] = 32,
-    device: Annotated[str, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = "cpu",
+    batch_size: BatchSizeOption = 32,
+    device: DeviceOption = None,
     frozen: FrozenOption = False,
     picture: Annotated[
         Path | None,
@@ -63,7 +59,7 @@ def predict(
 ) -> None:
     """Classify pictures."""
     from zoo.catalogue import model_class
-    from zoo.commands.pictures import classified, pictures
+    from zoo.commands.pictures import called, classified, end, pictures, tell_by, tell_drawn
     from zoo.images import BadImage
     from zoo.pretrained.trained import trained
 
@@ -74,7 +70,6 @@ def predict(
     given, left_out = pictures(images)
     network = trained(cls, tag, progress=not quiet, frozen=frozen or None, weights_of=weights_of, **built).to(place)
     record = network.checkpoint
-    called = _called(network)
     found: list[tuple[Picture, list[Prediction]]] = []
     failed: list[BadImage] = []
     for one, row in classified(network, given, top, batch_size):
@@ -84,31 +79,15 @@ def predict(
         found.append((one, row))
         if not as_json:
             _print_predictions(one.name, row)
-    drawn = None if picture is None or not found else _drawn(found[:DRAWN], picture, called)
+    drawn = None if picture is None or not found else _drawn(found[:DRAWN], picture, called(network))
     if as_json:
-        print_json([_entry(one.name, called, row) for one, row in found])
+        print_json([_entry(one.name, called(network), row) for one, row in found])
     elif found:
-        knows = why or f"which knows {counted(network.num_classes, 'class', 'classes')}"
-        out.print(f"[dim]by {escape(f'{called}, {knows}')}; another: --model NETWORK[/dim]", soft_wrap=True)
+        tell_by(network, why)
         if record is not None and record.labels is None and network.classes is None:
             out.print("[dim]its classes have no names; zoo add FILE NAME:TAG --labels LIST gives them a list's[/dim]", soft_wrap=True)
-        if drawn is not None:
-            part = f", the first {DRAWN} of {len(found):,}" if len(found) > DRAWN else ""
-            out.print(f"[dim]drawn in '{escape(str(drawn))}'{part}[/dim]", soft_wrap=True)
-    codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
-    if (asked := len(given) + left_out) > 1 and found and not as_json:
-        out.print(f"[dim]{len(found):,} of {counted(asked, 'image')} classified[/dim]")
-    if codes:
-        raise typer.Exit(min(codes))
-
-
-def _called(network: Model) -> str:
-    """Name a network and its weights as they can be asked for again, ResNet50:imagenet1k_v1; or the file or run they came from."""
-    record, name = network.checkpoint, type(network).__name__
-    if record is None:
-        return name
-    known = any(record.tag == row.tag for row in checkpoints(record.model))
-    return f"{name}:{record.tag}" if known else f"{name} with the weights of {record.sources[0].removeprefix('file://')}"
+        tell_drawn(drawn, f"the first {DRAWN} of {len(found):,}" if len(found) > DRAWN else "")
+    end(len(found), len(given) + left_out, failed, "classified", as_json)
 
 
 def _entry(name: str, called: str, row: list[Prediction]) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import typer
 
 from weights.wording import counted, escape
 from zoo.commands.completion import files, names
-from zoo.commands.console import JsonOption, QuietOption, err, makeable, out, png, print_json, value_of
-from zoo.commands.console import device as device_option
+from zoo.commands.console import DeviceOption, JsonOption, QuietOption, err, makeable, out, png, print_json, value_of
 
 if TYPE_CHECKING:
     from zoo.recommendation import Recommendation
@@ -25,7 +24,7 @@ def recommend(
     data: Annotated[
         str,
         typer.Argument(
-            metavar="PHOTOS",
+            metavar="DATA",
             autocompletion=files,
             help="A folder with a folder of images a class, or with train and val folders of these; tars; Parquet; a list.",
         ),
@@ -39,7 +38,7 @@ def recommend(
     ] = False,
     max_ms: Annotated[float | None, typer.Option(help="Milliseconds that one image may take on the device, by fast().")] = None,
     max_mb: Annotated[float | None, typer.Option(help="Megabytes that the checkpoint's file may have.")] = None,
-    licence: Annotated[
+    license: Annotated[
         str | None, typer.Option("--licence", "--license", help='Only this licence, "MIT" for example; "permissive": every use.')
     ] = None,
     model: Annotated[
@@ -51,7 +50,7 @@ def recommend(
     offline: Annotated[
         bool, typer.Option("--offline", help="Compare only what is on this machine; else a few others are fetched.")
     ] = False,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cuda, cuda:1 or cpu; cuda where there is one.")] = None,
+    device: DeviceOption = None,
     quick: Annotated[bool, typer.Option("--quick", help="At most 300 images and 6 candidates: a first answer.")] = False,
     folds: Annotated[int, typer.Option(min=2, help="Of the cross-validation; each class needs so many images.")] = 5,
     picture: Annotated[Path | None, typer.Option(metavar="FILE", callback=png, help="Draw accuracy over time into this PNG.")] = None,
@@ -75,7 +74,7 @@ def recommend(
         if value is not None and not value > 0:
             raise typer.BadParameter(f"a positive number, not {value:g}", param_hint=name)
     with value_of(None):
-        budget = Budget(max_ms, max_mb, licence)
+        budget = Budget(max_ms, max_mb, license)
     options: dict[str, Any] = {"models": model, "offline": offline, "device": device, "quick": quick, "folds": folds, "restart": restart}
     options["folder"] = None if folder is None else makeable(folder)
     options["progress"] = _watch(quiet)
@@ -95,14 +94,14 @@ def recommend(
 
 def _watch(quiet: bool) -> Any:
     """Return what shows the work: bars on a terminal, lines in a log; a quiet command shows nothing."""
-    from zoo.commands.watching import watched_images
+    from zoo.commands.watching import watched
     from zoo.recommendation.progress import Watch
 
     class Lines(Watch):
         def images(self, name: str, total: int, done: int) -> AbstractContextManager[Callable[[int], None]]:
             if not err.is_terminal:
                 self.say(f"{name} {counted(total, 'image')}")
-            return watched_images(name, total, done, console=err)
+            return watched(name, total, done, console=err)
 
         def say(self, line: str) -> None:
             err.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weights.wording import counted, escape
-from zoo.commands.completion import files, names
+from weights.wording import escape
+from zoo.commands.completion import names
 from zoo.commands.console import (
     BuildOption,
+    DeviceOption,
     FrozenOption,
+    ImagesArgument,
     JsonOption,
     QuietOption,
     WeightsOption,
     build_options,
-    fail,
     on_device,
     out,
     png,
     print_json,
 )
-from zoo.commands.console import device as device_option
 
 if TYPE_CHECKING:
     from zoo.segmentation import Segmentation
@@ -32,14 +32,11 @@ SEGMENTS = f"The segmenter, or NAME:TAG; zoo list --task segmentation shows them
 
 
 def segment(
-    images: Annotated[
-        list[str],
-        typer.Argument(metavar="IMAGE", autocompletion=files, help="Pictures, folders, .tar shards, .parquet files, or lists of these."),
-    ],
+    images: ImagesArgument,
     model: Annotated[str, typer.Option("--model", "-m", autocompletion=names, help=SEGMENTS)] = USUAL,
     tag: WeightsOption = None,
     option: BuildOption = None,
-    device: Annotated[str, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = "cpu",
+    device: DeviceOption = None,
     frozen: FrozenOption = False,
     picture: Annotated[
         Path | None,
@@ -50,7 +47,7 @@ def segment(
 ) -> None:
     """Find the class of every pixel of photographs."""
     from zoo.catalogue import any_class
-    from zoo.commands.pictures import pictures
+    from zoo.commands.pictures import end, pictures, tell_by, tell_drawn
     from zoo.images import BadImage
     from zoo.images.preprocess import open_image
     from zoo.pretrained.names import named
@@ -85,19 +82,9 @@ def segment(
     if as_json:
         print_json(rows)
     elif rows:
-        record = network.checkpoint
-        called = cls.__name__ if record is None else f"{cls.__name__}:{record.tag}"
-        told = f"by {called}, which knows {counted(network.num_classes, 'class', 'classes')}"
-        out.print(f"[dim]{escape(told)}; another: --model NETWORK[/dim]", soft_wrap=True)
-        if saved is not None:
-            out.print(f"[dim]drawn in '{escape(str(saved))}'{', the first photograph' if len(rows) > 1 else ''}[/dim]", soft_wrap=True)
-        else:
-            out.print("[dim]--picture classes.png draws it[/dim]", soft_wrap=True)
-    codes = {fail(error, 3 if isinstance(error, FileNotFoundError) else 1) for error in failed}
-    if (asked := len(given) + left_out) > 1 and rows and not as_json:
-        out.print(f"[dim]{len(rows):,} of {counted(asked, 'image')} segmented[/dim]")
-    if codes:
-        raise typer.Exit(min(codes))
+        tell_by(network)
+        tell_drawn(saved, "the first photograph" if len(rows) > 1 else "", "--picture classes.png draws it")
+    end(len(rows), len(given) + left_out, failed, "segmented", as_json)
 
 
 def _print(name: str, found: Segmentation) -> None:

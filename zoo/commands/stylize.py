@@ -11,8 +11,7 @@ import typer
 
 from weights.wording import counted, escape
 from zoo.commands.completion import files
-from zoo.commands.console import JsonOption, QuietOption, err, fail, makeable, out, print_json, unused, value_of, writable
-from zoo.commands.console import device as device_option
+from zoo.commands.console import DeviceOption, JsonOption, QuietOption, err, fail, makeable, out, print_json, unused, value_of, writable
 from zoo.stylizing.named import UNSTATED, USUAL, styles
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def stylize(
     ] = None,
     strip: Annotated[int | None, typer.Option(min=0, help="Rows painted at a time, to save memory. Default: chosen.")] = None,
     flow: Annotated[bool, typer.Option("--flow", help="For films: keep strokes on moving objects, by optical flow.")] = False,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1. Default: cuda if available.")] = None,
+    device: DeviceOption = None,
     fast: Annotated[bool, typer.Option("--fast", help="Tune the network first, for many pictures of one size.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace existing paintings.")] = False,
     list_styles: Annotated[
@@ -59,7 +58,7 @@ def stylize(
     An interrupted run resumes when you repeat the command: finished paintings are kept.
     """
     from zoo.commands.pictures import pictures
-    from zoo.commands.watching import watched_images
+    from zoo.commands.watching import watched
     from zoo.images import BadImage
     from zoo.images.kinds import MOVING, WRITTEN
     from zoo.stylizing import stylize as paint
@@ -89,10 +88,11 @@ def stylize(
     network = prepared(style, device)
     done: list[dict[str, Any]] = []
     failed: list[BadImage] = []
-    show = partial(watched_images, "painted", console=err)
+    show = partial(watched, console=err)
     told = {"strength": strength, "keep_colour": keep_colour}
     todo = [(one, target) for one, target in zip(given, targets, strict=False) if target not in there]
-    with show(len(given), len(given) - len(todo)) if not quiet and len(given) > 1 else nullcontext(lambda images: None) as advance:
+    shown = show("painting", len(given), len(given) - len(todo)) if not quiet and len(given) > 1 else nullcontext(lambda images: None)
+    with shown as advance:
         for one, target in todo:
             try:
                 painted = paint(one.read(), network, side=side, strip=strip, fast=fast, **told)
@@ -104,7 +104,7 @@ def stylize(
             advance(1)
     for name, target in zip(films, targets[len(given) :], strict=True):
         if target not in there:
-            film = stylize_video(name, target, network, flow=flow, progress=None if quiet else show, **told)
+            film = stylize_video(name, target, network, flow=flow, progress=False if quiet else show, **told)
             done.append({"image": name, "painting": str(target), "style": style, "frames": film.frames, "flicker": film.flicker})
     if as_json:
         print_json(done)
@@ -151,16 +151,14 @@ def _list(asked: bool) -> None:
 
 
 def train_style(
-    data: Annotated[
-        str, typer.Argument(metavar="PICTURES", autocompletion=files, help="A folder of photographs, tars, Parquet, or a list.")
-    ],
+    data: Annotated[str, typer.Argument(metavar="DATA", autocompletion=files, help="A folder of photographs, tars, Parquet, or a list.")],
     picture: Annotated[Path, typer.Argument(metavar="STYLE", help="The style picture.")],
     folder: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The training's folder, which is then a style.")],
     loss_network: Annotated[
         str, typer.Option(help="What measures style: EfficientNetLite0, SqueezeNet1_0, VGG16 or VGG19.")
     ] = "EfficientNetLite0",
     loss_weights: Annotated[str | None, typer.Option(metavar="WEIGHTS", help="Weights of the loss network: a tag, URL or file.")] = None,
-    network: Annotated[str | None, typer.Option(help="Johnson, Engstrom or MobileStyle; Johnson.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Johnson, Engstrom or MobileStyle; Johnson.")] = None,
     channels: Annotated[int | None, typer.Option(help="Channels of Johnson's first map; 32. 16 or 8 is smaller and faster.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps; 4000.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Photographs of a step; 8.")] = None,
@@ -175,8 +173,8 @@ def train_style(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, by autocast, or float32; bfloat16 on a GPU.")] = None,
     compile: Annotated[bool | None, typer.Option("--compile", help="Speed up steps with torch.compile.")] = None,
-    device: Annotated[str | None, typer.Option(callback=device_option, help="cpu, cuda or cuda:1.")] = None,
-    license: Annotated[str, typer.Option("--licence", help="The style's licence.")] = "unstated",
+    device: DeviceOption = None,
+    license: Annotated[str, typer.Option("--licence", "--license", help="The style's licence.")] = "unstated",
     restart: Annotated[bool, typer.Option("--restart", help="Discard the training in the folder.")] = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from zoo.dreaming.progress import bar as dream_bar
-from zoo.embedding.progress import bar as images_bar
+from weights.progress import count_bar
 from zoo.finetuning.progress import Epoch, Told
 from zoo.finetuning.progress import bar as steps_bar
 from zoo.stylizing.progress import bar as style_bar
@@ -43,45 +42,24 @@ def watched_steps(steps: int, done: int, *, console: Console, clock: Clock = tim
 
 
 @contextmanager
-def watched_images(name: str, total: int, done: int, *, console: Console, clock: Clock = time.monotonic) -> Iterator[Callable[[int], None]]:
-    """Show the images of a job, as `zoo.embedding.progress.Show` says."""
+def watched(name: str, total: int, done: int, *, console: Console, clock: Clock = time.monotonic) -> Iterator[Callable[[int], None]]:
+    """Show a job that counts images, steps or frames, as `weights.progress.Show` says."""
     if done:
-        _say(console, f"resumed: {done:,} of {total:,} images are done already")
+        _say(console, f"resumed: {done:,} of {total:,} are done already")
     if console.is_terminal:
-        with images_bar(name, total, done, console) as advance_bar:
+        with count_bar(name, total, done, console) as advance_bar:
             yield advance_bar
         return
     begun = last = clock()
     now_done = done
 
-    def advance(images: int) -> None:
+    def advance(count: int) -> None:
         nonlocal last, now_done
-        now_done += images
+        now_done += count
         if (now := clock()) - last >= EVERY_S:
             last, rate = now, (now_done - done) / (now - begun)
-            _say(console, f"{name}: {now_done:,} of {total:,} images, {rate:,.0f}/s{_remaining((total - now_done) / max(rate, 1e-9))}")
-
-    yield advance
-
-
-@contextmanager
-def watched_dream(name: str, total: int, done: int, *, console: Console, clock: Clock = time.monotonic) -> Iterator[Callable[[int], None]]:
-    """Show the steps of a dream, as `zoo.dreaming.progress.Show` says."""
-    if done:
-        _say(console, f"resumed: {done:,} of {total:,} {'frames' if 'frames' in name else 'steps'} are done already")
-    if console.is_terminal:
-        with dream_bar(name, total, done, console) as advance_bar:
-            yield advance_bar
-        return
-    begun = last = clock()
-    now_done = done
-
-    def advance(steps: int) -> None:
-        nonlocal last, now_done
-        now_done += steps
-        if (now := clock()) - last >= EVERY_S:
-            last, left = now, (now - begun) / (now_done - done) * (total - now_done)
-            _say(console, f"{name}: {now_done:,} of {total:,}{_remaining(left)}")
+            speed, left = f", {rate:,.0f}/s" if rate >= 1 else "", _remaining((total - now_done) / max(rate, 1e-9)) if total else ""
+            _say(console, f"{name}: {now_done:,}{f' of {total:,}' if total else ''}{speed}{left}")
 
     yield advance
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from weights.arguments import forgiving, whole
+from weights.progress import Show, show_of
 from zoo.detection.detector import Detector
 from zoo.detection.measures import Answer, Precision, coco_precision, voc_precision
 from zoo.detection.run import detect
@@ -47,7 +48,7 @@ def evaluate(
     overlap: float | None = None,
     batch_size: int = 8,
     points: int | None = None,
-    done: Callable[[int], None] | None = None,
+    progress: bool | Show = True,
 ) -> Evaluation:
     """Measure a detector on photographs whose things are known.
 
@@ -61,7 +62,7 @@ def evaluate(
         overlap: as `detect` takes it.
         batch_size: photographs that go through the network at once.
         points: 11 for VOC 2007's measure; the area under the curve if left out.
-        done: is called with the number of photographs that a step has done.
+        progress: whether a terminal sees a bar; or what shows the photographs instead, a `weights.progress.Show`.
 
     Raises:
         FileNotFoundError: the data, or a photograph of them, are not there.
@@ -75,14 +76,14 @@ def evaluate(
     names = model.names_of(range(model.num_classes))
     numbers = _matched(names, known.classes)
     answers: list[Answer] = []
-    for start in range(0, len(known.photographs), batch_size):
-        batch = list(known.photographs[start : start + batch_size])
-        for found in detect(model, batch, LEAST, overlap, batch_size):
-            place = numbers[found.labels.numpy()]
-            boxes = found.boxes.double().numpy() + (np.array([1, 1, 0, 0]) if known.kind == "voc" else 0)
-            answers.append(Answer.of(boxes[place >= 0], place[place >= 0], found.scores.double().numpy()[place >= 0]))
-        if done is not None:
-            done(len(batch))
+    with show_of(progress)("measuring", len(known.photographs), 0) as advance:
+        for start in range(0, len(known.photographs), batch_size):
+            batch = list(known.photographs[start : start + batch_size])
+            for found in detect(model, batch, LEAST, overlap, batch_size):
+                place = numbers[found.labels.numpy()]
+                boxes = found.boxes.double().numpy() + (np.array([1, 1, 0, 0]) if known.kind == "voc" else 0)
+                answers.append(Answer.of(boxes[place >= 0], place[place >= 0], found.scores.double().numpy()[place >= 0]))
+            advance(len(batch))
     precision = coco_precision(known.truths, answers)
     each = voc_precision(known.truths, answers, points=points) if known.kind == "voc" else precision.classes
     unknown = tuple(name for number, name in enumerate(known.classes) if number not in numbers)

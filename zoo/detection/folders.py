@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
-from torch import nn
 
 from weights.arguments import forgiving, whole
 from weights.documents import json_file
 from weights.errors import MalformedFile
+from weights.progress import Show, show_of
 from weights.whole import sync_folder, write_whole
 from zoo.detection import coco
 from zoo.detection.detections import Detections
 from zoo.detection.detector import Detector
 from zoo.detection.run import detect
 from zoo.images import BadImage, Source, decode, open_source
+from zoo.networks.fingerprint import state_digest
 
 PART = 64
 """Photographs of a part at least: what a killed run computes again at most."""
@@ -62,7 +60,7 @@ def detect_folder(
     *,
     batch_size: int = 8,
     restart: bool = False,
-    done: Callable[[int], None] | None = None,
+    progress: bool | Show = True,
 ) -> Written:
     """Find the things on every photograph of a folder, and write them in COCO's form.
 
@@ -77,7 +75,7 @@ def detect_folder(
         overlap: as `detect` takes it.
         batch_size: photographs that go through the network at once.
         restart: throw away what an earlier run finished.
-        done: is called with the number of photographs that a step has done.
+        progress: whether a terminal sees a bar; or what shows the photographs instead, a `weights.progress.Show`.
 
     Raises:
         FileExistsError: the results are there already, or another process is writing them.
@@ -107,15 +105,12 @@ def detect_folder(
         _settle(place, plan, restart)
         step = -(-PART // batch_size) * batch_size
         parts = [range(start, min(start + step, len(source))) for start in range(0, len(source), step)]
-        resumed = 0
-        for number, part in enumerate(parts):
-            file = place / f"{number:06d}.json"
-            if file.exists():
-                resumed += len(part)
-            else:
+        todo = {file: part for number, part in enumerate(parts) if not (file := place / f"{number:06d}.json").exists()}
+        resumed = len(source) - sum(map(len, todo.values()))
+        with show_of(progress)("detecting", len(source), resumed) as advance:
+            for file, part in todo.items():
                 write_whole(file, json.dumps(_part(model, source, part, threshold, overlap, batch_size)), sync=True)
-            if done is not None:
-                done(len(part))
+                advance(len(part))
         rows = [json_file(place / f"{number:06d}.json", "Delete it and call again: it is computed anew") for number in range(len(parts))]
         found = [row for part in rows for row in part["results"]]
         seen = [row for part in rows for row in part["images"]]
@@ -136,7 +131,7 @@ def _plan(model: Detector, source: Source, threshold: float | None, overlap: flo
     return {
         "format": FORMAT,
         "model": type(model).__name__,
-        "weights": _digest(model),
+        "weights": state_digest(model),
         "preprocessing": None if record is None else repr(record.preprocessing),
         "image_size": repr(getattr(model, "image_size", None)),
         "source": source.where,
@@ -147,14 +142,6 @@ def _plan(model: Detector, source: Source, threshold: float | None, overlap: flo
         "device": parameter.device.type,
         "dtype": str(parameter.dtype),
     }
-
-
-def _digest(model: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _settle(place: Path, plan: dict[str, Any], restart: bool) -> None:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from weights.progress import Show
 from zoo.dreaming.cutting import Cut
 from zoo.dreaming.gradients import NothingToDream, Pull
 from zoo.dreaming.keeping import Kept
 from zoo.dreaming.octaves import centre, fitting, sizes, zoomed
 from zoo.dreaming.pictures import Picture, rounded
-from zoo.dreaming.progress import Show
 from zoo.dreaming.stepping import CapturedSteps, Steps, steps
 
 SIDE = 224

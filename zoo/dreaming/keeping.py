@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from blake3 import blake3
 from torch import Tensor, nn
 
 from weights.whole import whole
+from zoo.networks.fingerprint import digest_of, state_digest
 
 log = logging.getLogger("zoo")
 EVERY_S = 60.0
@@ -74,9 +73,5 @@ class Kept:
 
 def key(settings: Mapping[str, Any], tensors: list[Tensor], network: nn.Module) -> str:
     """Say which dream it is: its settings, its pictures, and every number of the network."""
-    digest = blake3(repr(sorted(settings.items())).encode())
-    state = [(name, t) for name, t in (*network.named_parameters(), *network.named_buffers())]
-    for name, tensor in [*(("", t) for t in tensors), *state]:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
+    told = f"{sorted(settings.items())} {state_digest(network)}"
+    return digest_of({str(number): tensor for number, tensor in enumerate(tensors)}, told)

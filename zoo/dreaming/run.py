@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from weights.arguments import forgiving, unknown_keyword, whole
+from weights.progress import Show, show_of
 from weights.record import Preprocessing
 from zoo.dreaming.cutting import cut
 from zoo.dreaming.dreamer import WAYS, Asked, Dreamer, silent
 from zoo.dreaming.keeping import Kept, key
 from zoo.dreaming.octaves import nearer
 from zoo.dreaming.pictures import Picture, read, rounded
-from zoo.dreaming.progress import Show, bar
 from zoo.dreaming.video import Film
 from zoo.images.preprocess import is_many
 
@@ -79,7 +78,7 @@ def dream(
             squeeze-and-excitation or attention it gives one like it.
         preprocessing: how the network's images are normalised; left out, as its checkpoint says, else by ImageNet's mean and deviation.
         keep: a file that holds the dream while it is unfinished. An interrupted call that is repeated resumes with it.
-        progress: whether a terminal sees a bar; or what shows the steps instead, a `zoo.dreaming.progress.Show`.
+        progress: whether a terminal sees a bar; or what shows the steps instead, a `weights.progress.Show`.
 
     Returns:
         A picture of PIL, upright, of the picture's size, with its transparency and colour profile; a list for a list.
@@ -104,7 +103,7 @@ def dream(
     groups: dict[tuple[int, int], list[int]] = {}
     for i, picture in enumerate(pictures):
         groups.setdefault((picture.levels.shape[1], picture.levels.shape[2]), []).append(i)
-    show = _show(progress)
+    show = show_of(progress)
     for picture in pictures:  # all are looked at before the first is dreamed
         dreamer.octaves(picture)
     found: dict[int, Image] = {}
@@ -151,7 +150,7 @@ def dream_frames(
     dreamer = _dreamer("dream_frames", model, **options)
     picture = read(image, _name(image, "the image"))
     dreamer.octaves(picture)
-    return _frames(dreamer, picture, range(first, frames), zoom, _show(progress))
+    return _frames(dreamer, picture, range(first, frames), zoom, show_of(progress))
 
 
 def dream_video(
@@ -202,7 +201,7 @@ def dream_video(
     done = film.count(frames)
     if done:
         picture = replace(picture, levels=read(film.frame(done - 1), f"frame {done - 1}").levels)
-    for number, frame in enumerate(_frames(dreamer, picture, range(done, frames), zoom, _show(progress)), done):
+    for number, frame in enumerate(_frames(dreamer, picture, range(done, frames), zoom, show_of(progress)), done):
         film.add(number, frame)
     return film.end(frames)
 
@@ -223,10 +222,6 @@ def _frames(dreamer: Dreamer, picture: Picture, numbers: range, zoom: float, sho
 def _check_zoom(zoom: float) -> None:
     if not 0 <= zoom < 1:
         raise ValueError(f"zoom is the share of each side that a frame loses, at least 0 and less than 1, got {zoom!r}")
-
-
-def _show(progress: bool | Show) -> Show:
-    return progress if callable(progress) else partial(bar, wanted=progress)
 
 
 def _name(image: Any, otherwise: str) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from weights import documents
+from weights.progress import Show
 from weights.whole import whole
 from zoo.embedding.decoding import Decoder
 from zoo.embedding.feeding import Feeder
@@ -29,7 +30,6 @@ from zoo.embedding.flow import Rows
 from zoo.embedding.parts import Workplace
 from zoo.embedding.plan import Plan, chunks
 from zoo.embedding.prepare import prepared, probe
-from zoo.embedding.progress import Show
 from zoo.embedding.report import LeftOut, Report
 from zoo.embedding.writing import Block, list_left_out, parquet_options, table
 from zoo.images import Source

@@ -14,8 +14,8 @@ from torch import Tensor
 from weights.arguments import forgiving
 from zoo.catalogue import CATALOGUE
 from zoo.embedding.extracting import extractor
-from zoo.embedding.plan import state_digest
 from zoo.embedding.reading import Embeddings
+from zoo.networks.fingerprint import state_digest
 from zoo.networks.model import Model
 
 BLOCK = 1 << 16

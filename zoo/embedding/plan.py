@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from blake3 import blake3
-from torch import nn
-
 from weights import Preprocessing
 
 PART_ROWS = 1024
@@ -83,14 +80,3 @@ def chunks(batch: range) -> Iterator[range]:
     """Cut a batch into what a decoding process takes at once."""
     for start in range(batch.start, batch.stop, CHUNK):
         yield range(start, min(start + CHUNK, batch.stop))
-
-
-def state_digest(network: nn.Module) -> str:
-    """Return the BLAKE3 of a network's parameters and buffers, names and shapes included."""
-    import torch
-
-    digest = blake3()
-    for name, value in sorted(network.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

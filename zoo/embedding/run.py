@@ -6,25 +6,25 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 
 from weights.arguments import forgiving
+from weights.progress import Show, show_of
 from zoo.embedding.decoding import Decoder, Decoding, processes
 from zoo.embedding.extracting import extractor
 from zoo.embedding.feeding import Feeder
 from zoo.embedding.flow import flow, held
 from zoo.embedding.parts import Workplace
-from zoo.embedding.plan import Plan, chunks, state_digest
+from zoo.embedding.plan import Plan, chunks
 from zoo.embedding.prepare import Int8, check_probe, prepared, probe
-from zoo.embedding.progress import Show, bar
 from zoo.embedding.report import Report
 from zoo.embedding.writing import check_output, finish
 from zoo.images import Source, open_source
 from zoo.images.kinds import kind_of_names
+from zoo.networks.fingerprint import state_digest
 from zoo.networks.model import Model
 from zoo.pretrained.run_folder import place_of
 
@@ -75,7 +75,7 @@ def embed(
         dedupe: leave out images whose bytes are those of an earlier one.
         restart: throw away what an earlier run finished, and replace the output when this one has.
         engine: "ray" computes on a Ray cluster, see `zoo.embedding.cluster`.
-        progress: whether a terminal sees a bar; or what shows the images instead, a `zoo.embedding.progress.Show`.
+        progress: whether a terminal sees a bar; or what shows the images instead, a `weights.progress.Show`.
 
     Returns:
         What was written, what was left out, and what limited the speed.
@@ -90,7 +90,7 @@ def embed(
         >>> embed(trained(ResNet50), "photos/", "vectors.parquet")  # doctest: +SKIP
     """
     begun = time.monotonic()
-    show: Show = progress if callable(progress) else partial(bar, wanted=progress)
+    show = show_of(progress)
     source = data if isinstance(data, Source) else open_source(data)
     if engine not in ("local", "ray"):
         raise ValueError(f'the engine is "local" or "ray", got {engine!r}')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +22,6 @@ from zoo.labels import labels as labels_named
 from zoo.networks.model import Model
 from zoo.pretrained.heads import replace_head
 from zoo.pretrained.trained import trained
-
-log = logging.getLogger("zoo")
 
 IMAGENET = Preprocessing(256, 224, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

@@ -119,7 +119,7 @@ def _found(
         tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
         raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
     if path.is_dir() and is_run(path):
-        return of_run(cls, path)
+        return of_run(cls, path, weights_of)
     if why := unfinished(path):
         raise UnknownWeights(why)
     return _of_file(cls, path, formats.sniff(path), weights_of)

@@ -70,7 +70,8 @@ def find(
             tags = ", ".join(c.tag for c in weights.checkpoints(name)) or "none is known"
             raise UnknownWeights(f"{path} is no file. trained({name}, …) takes a tag ({tags}), a URL or a path.")
         if path.is_dir() and is_run(path):
-            return of_run(model, path)
+            _has_no_say(told, f"the run in {path}")
+            return of_run(model, path, weights_of)
         if why := unfinished(path):
             raise UnknownWeights(why)
         try:
@@ -94,11 +95,25 @@ def find(
     record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if record.format in KEPT:
         return _of_file(model, record, safetensors.tensors(buffer)[FILE], told, new_head, options, weights_of)
-    if not record.num_classes and not record.embedding:
+    if record.num_classes or record.embedding:
+        _has_no_say(told, f"{record.model}:{record.tag}")
+    elif any(told):
+        content = torch.frombuffer(bytearray(buffer), dtype=torch.uint8)
+        found, tensors = _of_file(model, replace(record, format="safetensors"), content, told, new_head, options, weights_of)
+        served = weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256
+        return replace(found, sha256=served), tensors
+    else:
         sha256 = weights.get(record, to_safetensors=to_safetensors, frozen=frozen).source_sha256
         asked = record
         record = _known(record, sha256, model, options, lambda: beside_source(asked, model, frozen))
     return record, chosen(safetensors.tensors(buffer), weights_of, f"{record.model}:{record.tag}")
+
+
+def _has_no_say(told: tuple[Convention | None, Spatial | None, bool], whose: str) -> None:
+    """Refuse what is said of a foreign file where the file is none."""
+    said = [name for name, value in zip(("kernel_convention", "spatial", "match"), told, strict=True) if value]
+    if said:
+        raise TypeError(f"{whose} says itself how it is to be read, so leave {' and '.join(said)} out: that is for files of others")
 
 
 def _of_file(model: type[Model], record: Checkpoint, data: Tensor, *how: Any, **more: Any) -> tuple[Checkpoint, dict[str, Tensor]]:
@@ -107,7 +122,7 @@ def _of_file(model: type[Model], record: Checkpoint, data: Tensor, *how: Any, **
         return _foreign(model, path, format, *how, **more, source=record.sources[0])
 
 
-def of_run(model: type[Published], folder: Path) -> tuple[Checkpoint, dict[str, Tensor]]:
+def of_run(model: type[Published], folder: Path, weights_of: str | None = None) -> tuple[Checkpoint, dict[str, Tensor]]:
     """Read the result of `zoo finetune`: its folder holds a row of the registry and the file that the row promises."""
     record = read_row(folder)
     if record.model != model.variant().__name__:
@@ -116,7 +131,7 @@ def of_run(model: type[Published], folder: Path) -> tuple[Checkpoint, dict[str, 
     sha256, buffer = weights.read_file(file)
     if sha256 != record.sha256:
         raise HashMismatch(f"{file}: expected sha256 {record.sha256}, got {sha256}; zoo finetune --resume {folder} writes it again")
-    return record, _finite(safetensors.tensors(buffer), file)
+    return record, _finite(chosen(safetensors.tensors(buffer), weights_of, file), file)
 
 
 def _foreign(

@@ -95,7 +95,7 @@ def named_candidates(models: Iterable[Any]) -> list[Candidate]:
 
 
 def usual_candidates(
-    offline: bool, most: int = MOST, fetched: int = FETCHED, max_mb: float | None = None, licence: Callable[[str], bool] | None = None
+    offline: bool, most: int = MOST, fetched: int = FETCHED, max_mb: float | None = None, license: Callable[[str], bool] | None = None
 ) -> list[Candidate]:
     """Choose candidates where nobody names some.
 
@@ -104,7 +104,7 @@ def usual_candidates(
         most: checkpoints that are on this machine.
         fetched: of the others; each is one of those that no smaller checkpoint beats by its published ImageNet top-1.
         max_mb: megabytes of a file that is fetched; None takes `FETCHED_MB`.
-        licence: tells whether the budget allows a licence; None allows all.
+        license: tells whether the budget allows a licence; None allows all.
     """
     cache = Cache()
     rows = [row for row in weights.checkpoints() if row.model in variants() and row.preprocessing.crop is not None]
@@ -119,7 +119,7 @@ def usual_candidates(
     absent = [
         Candidate(row)
         for row in rows
-        if f"{row.model}:{row.tag}" not in there and _published(row) and _has_address(row) and (licence is None or licence(row.license))
+        if f"{row.model}:{row.tag}" not in there and _published(row) and _has_address(row) and (license is None or license(row.license))
     ]
     absent = [one for one in absent if one.mb <= (FETCHED_MB if max_mb is None else max_mb)]
     return [*here, *shortlist(absent, fetched)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from zoo.embedding.progress import bar
+from weights.progress import count_bar
 
 
 class Watch:
@@ -19,8 +19,8 @@ class Watch:
         self.wanted = wanted
 
     def images(self, name: str, total: int, done: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Show images that are embedded, as `zoo.embedding.progress.Show` says."""
-        return bar(name, total, done, wanted=self.wanted)
+        """Show images that are embedded, as `weights.progress.Show` says."""
+        return count_bar(name, total, done, wanted=self.wanted)
 
     def say(self, line: str) -> None:
         """Tell what is being done now, or was found."""

@@ -35,7 +35,7 @@ class Ranked:
         on: what ran it.
         mb: megabytes of the checkpoint's file, 10^6 bytes.
         params: parameters.
-        licence: of the checkpoint.
+        license: of the checkpoint.
         restriction: what the licence may forbid; "".
         side: pixels of the image that it reads.
         width: numbers in its vector.
@@ -59,7 +59,7 @@ class Ranked:
     on: str
     mb: float
     params: int
-    licence: str
+    license: str
     restriction: str
     side: int
     width: int
@@ -143,7 +143,7 @@ class Recommendation:
             row = [mark, str(one.rank), one.name, f"{one.score:.1f} ± {one.error:.1f}"]
             row.append("" if one is self.ranking[0] else f"{one.behind:.1f} ± {one.behind_error:.1f}")
             row += [f"{one.knn:.1f}" if one.knn is not None else ""] if self.labelled else []
-            row += [_time(one), f"{one.mb:.1f}", str(one.side), one.licence, f"over: {'; '.join(one.over)}" if one.over else ""]
+            row += [_time(one), f"{one.mb:.1f}", str(one.side), one.license, f"over: {'; '.join(one.over)}" if one.over else ""]
             rows.append(row)
         return _aligned(rows, left={0, 2, len(heads) - 2, len(heads) - 1})
 
@@ -225,8 +225,8 @@ def explained(ranking: Sequence[Ranked], best: Ranked | None, nearest: str, labe
     if over:
         said.append(f"Better, and over the budget: {'; '.join(f'{one.name} ({_list(one.over)})' for one in over)}.")
     if best.restriction:
-        said.append(f"Its licence, {best.licence}: {best.restriction}.")
-    elif best.licence == "unstated":
+        said.append(f"Its licence, {best.license}: {best.restriction}.")
+    elif best.license == "unstated":
         said.append("Nobody states a licence for its weights.")
     return said
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections import Counter
@@ -33,8 +32,6 @@ from zoo.recommendation.pictures import LEAST, Pictures, opened
 from zoo.recommendation.progress import Watch
 from zoo.recommendation.result import Ranked, Recommendation, explained
 from zoo.recommendation.scoring import APART, NEIGHBOURS, Score, behind, consistency, probe, ranks
-
-log = logging.getLogger("zoo")
 
 IMAGES, QUICK_IMAGES = 2000, 300
 """Images that are compared on at most."""
@@ -98,7 +95,7 @@ def recommend(
         labels: None takes those that the images have, a folder a class for example; else one for each image, {key: label}, or a file
             of these as `zoo.embedding.knn` takes it. False does without, whatever the folders are called.
         budget: `Budget`, or a table of its fields: `max_ms`, milliseconds of one image through `fast` on the device; `max_mb`,
-            megabytes of the checkpoint's file; `licence`, an SPDX identifier or "permissive". What exceeds it is shown and never
+            megabytes of the checkpoint's file; `license`, an SPDX identifier or "permissive". What exceeds it is shown and never
             recommended; what exceeds size or licence is not computed at all, unless nothing else is left.
         models: candidates, "resnet50" or "resnet50:imagenet1k_v1", the folder of a run, or networks that `trained` returned. None takes
             those on this machine, 12 at most, and up to 4 others that can be fetched, of 120 MB at most: those whose published
@@ -182,15 +179,15 @@ def _candidates(models: Iterable[Any] | None, offline: bool, quick: bool, limits
                 found.remove(one)
     else:
         most = {"most": QUICK_CANDIDATES - 2, "fetched": 2} if quick else {}
-        allowed = (lambda licence: not Budget(licence=limits.licence).over(mb=0, licence=licence)) if limits.licence else None
-        found = usual_candidates(offline, max_mb=limits.max_mb, licence=allowed, **most)
+        allowed = (lambda license: not Budget(license=limits.license).over(mb=0, license=license)) if limits.license else None
+        found = usual_candidates(offline, max_mb=limits.max_mb, license=allowed, **most)
     if not found:
         todo = "name some by models=…, or let some be fetched" if offline else "name some by models=…"
         raise ValueError(f"there is no candidate to compare{': ' + _joined(skipped) if skipped else ''}; {todo}")
-    within = [one for one in found if not limits.over(mb=one.mb, licence=one.record.license)]
+    within = [one for one in found if not limits.over(mb=one.mb, license=one.record.license)]
     for one in found:
         if within and one not in within:
-            skipped[one.name] = f"over the budget: {'; '.join(limits.over(mb=one.mb, licence=one.record.license))}"
+            skipped[one.name] = f"over the budget: {'; '.join(limits.over(mb=one.mb, license=one.record.license))}"
     return within or found
 
 
@@ -339,7 +336,7 @@ def _compared(
     scores = _scores(found, rows, labels, folds, shelf, watch)
     order = sorted(range(len(found)), key=lambda i: (-scores[i].percent, -(scores[i].knn or 0.0), found[i].candidate.name))
     found, scores = [found[i] for i in order], [scores[i] for i in order]
-    over = [limits.over(ms=_cost(one), mb=one.mb, licence=one.candidate.record.license) for one in found]
+    over = [limits.over(ms=_cost(one), mb=one.mb, license=one.candidate.record.license) for one in found]
     inside = [i for i, why in enumerate(over) if not why]
     chosen, tied = _chosen(found, scores, inside)
     ranking = []
@@ -348,7 +345,7 @@ def _compared(
         made = _ranked(one, score, rank, points, error)
         ranking.append(replace(made, over=tuple(over[place]), tied=place in tied, recommended=place == chosen))
     best = None if chosen is None else ranking[chosen]
-    nearest = "" if best else _nearest(found, limits, skipped)
+    nearest = "" if best else _nearest(found, limits)
     labelled = labels is not None
     return Recommendation(
         ranking=tuple(ranking),
@@ -433,18 +430,17 @@ def _ranked(one: _Measured, score: Score, rank: int, points: float, error: float
         on="" if latency is None else latency.on,
         mb=one.mb,
         params=one.params,
-        licence=record.license,
+        license=record.license,
         restriction=one.candidate.restriction,
         side=record.preprocessing.crop or 0,
         width=one.embeddings.vectors["embedding"].shape[1],
     )
 
 
-def _nearest(found: list[_Measured], limits: Budget, skipped: dict[str, str]) -> str:
+def _nearest(found: list[_Measured], limits: Budget) -> str:
     """Say who exceeds the budget least, and by what."""
-    del skipped
-    one = min(found, key=lambda one: limits.excess(ms=_cost(one), mb=one.mb, licence=one.candidate.record.license))
-    return f"{one.candidate.name} ({'; '.join(limits.over(ms=_cost(one), mb=one.mb, licence=one.candidate.record.license))})"
+    one = min(found, key=lambda one: limits.excess(ms=_cost(one), mb=one.mb, license=one.candidate.record.license))
+    return f"{one.candidate.name} ({'; '.join(limits.over(ms=_cost(one), mb=one.mb, license=one.candidate.record.license))})"
 
 
 def _cannot_tell(

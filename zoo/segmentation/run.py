@@ -29,8 +29,8 @@ class Segmentation:
     """The class of every pixel of one photograph.
 
     Attributes:
-        classes: uint8 (H, W), or int16 where there are more than 256 classes: the network's index of each pixel's class, on the CPU.
-        legend: the names of all classes by index.
+        labels: uint8 (H, W), or int16 where there are more than 256 classes: the network's index of each pixel's class, on the CPU.
+        names: the names of all classes by index.
         areas: part of the photograph, 0..1, of every class that is there, the largest first, by name.
 
     Example:
@@ -39,14 +39,14 @@ class Segmentation:
         {'background': 0.71, 'dog': 0.29}
     """
 
-    classes: Tensor
-    legend: tuple[str, ...]
+    labels: Tensor
+    names: tuple[str, ...]
     areas: dict[str, float]
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height of the upright photograph in pixels."""
-        return self.classes.shape[1], self.classes.shape[0]
+        return self.labels.shape[1], self.labels.shape[0]
 
     def picture(self, photograph: Any) -> Image:
         """Return the photograph under the colours of its classes, with a legend below.
@@ -60,7 +60,7 @@ class Segmentation:
         """
         from zoo.segmentation.drawing import coloured
 
-        return coloured(photograph, self.classes.numpy(), self.legend, self.areas)
+        return coloured(photograph, self.labels.numpy(), self.names, self.areas)
 
     def save(self, photograph: Any, path: str | Path) -> Path:
         """Draw the classes over the photograph into a PNG, which appears whole or not at all; see `picture`.
@@ -74,7 +74,7 @@ class Segmentation:
 
     def numbers(self) -> dict[str, Any]:
         """Return size and areas as JSON can write them."""
-        found = [{"index": self.legend.index(name), "name": name, "share": share} for name, share in self.areas.items()]
+        found = [{"index": self.names.index(name), "name": name, "share": share} for name, share in self.areas.items()]
         return {"size": list(self.size), "classes": found}
 
 
@@ -111,7 +111,7 @@ def segment(model: Any, images: Any, batch_size: int = 8) -> Segmentation | list
     named_pictures = named_images(images)
     if not named_pictures:
         raise BadImage("there are no images to look at: the list is empty")
-    legend = network.names()
+    names = network.names()
     modes = [(module, module.training) for module in model.modules()]
     found: list[Segmentation] = []
     try:
@@ -122,23 +122,23 @@ def segment(model: Any, images: Any, batch_size: int = 8) -> Segmentation | list
                 for _, alike in groupby(opened, key=lambda pixels: pixels.shape):
                     photographs = [torch.from_numpy(pixels).permute(2, 0, 1) for pixels in alike]
                     logits = model(network.prepare(photographs))["out"]
-                    found += [_settled(one, (photographs[0].shape[1], photographs[0].shape[2]), legend) for one in logits]
+                    found += [_settled(one, (photographs[0].shape[1], photographs[0].shape[2]), names) for one in logits]
     finally:
         for module, training in modes:
             module.training = training
     return found if is_many(images) else found[0]
 
 
-def _settled(logits: Tensor, size: tuple[int, int], legend: tuple[str, ...]) -> Segmentation:
+def _settled(logits: Tensor, size: tuple[int, int], names: tuple[str, ...]) -> Segmentation:
     """Resize the logits (K, H', W') of one image to its photograph, and take the best class of each pixel."""
     best = torch.full(size, -torch.inf, device=logits.device)
-    classes = torch.zeros(size, dtype=torch.uint8 if len(legend) <= 256 else torch.int16, device=logits.device)
+    labels = torch.zeros(size, dtype=torch.uint8 if len(names) <= 256 else torch.int16, device=logits.device)
     for start in range(0, len(logits), AT_ONCE):
         some = F.interpolate(logits[None, start : start + AT_ONCE].float(), size=size, mode="bilinear", align_corners=False)[0]
         value, number = some.max(0)
         better = value > best
         best = torch.where(better, value, best)
-        classes = torch.where(better, (number + start).to(classes.dtype), classes)
-    counts = torch.bincount(classes.flatten().long(), minlength=len(legend)).tolist()
+        labels = torch.where(better, (number + start).to(labels.dtype), labels)
+    counts = torch.bincount(labels.flatten().long(), minlength=len(names)).tolist()
     order = sorted((index for index, count in enumerate(counts) if count), key=lambda index: -counts[index])
-    return Segmentation(classes.cpu(), legend, {legend[index]: counts[index] / (size[0] * size[1]) for index in order})
+    return Segmentation(labels.cpu(), names, {names[index]: counts[index] / (size[0] * size[1]) for index in order})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import platform
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from weights.places import at_home
 from weights.whole import whole as written_whole
 from weights.whole import write_whole
 from zoo.images import open_source
+from zoo.networks.fingerprint import state_digest
 from zoo.networks.model import Model
 from zoo.pretrained.run_folder import ROW, WEIGHTS, save_tensors
 from zoo.pretrained.trained import trained
@@ -36,8 +36,6 @@ from zoo.stylizing.painting import as_batch, read
 from zoo.stylizing.pictures import Pictures, steps_of
 from zoo.stylizing.progress import Show, bar
 from zoo.stylizing.style_files import NETWORKS, SETTINGS, network_of, write_style
-
-log = logging.getLogger("zoo")
 
 STATE, LOG = "last.safetensors", "log.jsonl"
 USUAL_LOSS = "EfficientNetLite0"
@@ -63,7 +61,7 @@ class StyleSettings:
     """How a style is trained. All of it is written into the folder's `settings.json`.
 
     Attributes:
-        network: "Johnson", "Engstrom" or "MobileStyle", see `zoo.stylizing.networks`.
+        model: "Johnson", "Engstrom" or "MobileStyle", see `zoo.stylizing.networks`.
         channels: of Johnson's first map, 32, 16 or 8: 6.7, 1.7 or 0.45 MB.
         steps: optimiser steps; a style shows after 500, and is usable after 2,000.
         batch_size: photographs of a step.
@@ -81,7 +79,7 @@ class StyleSettings:
         device: "cpu", "cuda" or "cuda:1"; None takes a GPU where there is one.
     """
 
-    network: str = "Johnson"
+    model: str = "Johnson"
     channels: int = 32
     steps: int = 4000
     batch_size: int = 8
@@ -106,8 +104,8 @@ class StyleSettings:
         whole("seed", self.seed, 0)
         if self.size % 4:
             raise ValueError(f"size is a multiple of 4, got {self.size}")
-        if self.network not in NETWORKS:
-            raise ValueError(f"network is one of {', '.join(NETWORKS)}, got {self.network!r}")
+        if self.model not in NETWORKS:
+            raise ValueError(f"model is one of {', '.join(NETWORKS)}, got {self.model!r}")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ValueError(f"dtype is auto, float32 or bfloat16, got {self.dtype!r}")
         if not self.lr > 0:
@@ -234,16 +232,13 @@ def _device(named: str | None) -> str:
 
 def _facts(settings: StyleSettings, where: str, fingerprint: str, image: Any, network: Model) -> dict[str, Any]:
     """Say what makes a training the one that it is."""
-    digest = hashlib.sha256()
-    for name, value in network.state_dict().items():
-        digest.update(name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     row = network.checkpoint
     return {
         "settings": asdict(settings),
         "photographs": fingerprint,
         "picture": hashlib.sha256(repr(image.size).encode() + image.tobytes()).hexdigest(),
         "loss_network": type(network).__name__,
-        "loss_weights": digest.hexdigest(),
+        "loss_weights": state_digest(network),
         "told": {"photographs": where, "picture": getattr(image, "filename", None), "loss_weights": row and f"{row.model}:{row.tag}"},
     }
 
@@ -304,9 +299,9 @@ class _Training:
     ) -> None:
         self.settings, self.folder, self.facts, self.pictures, self.image = settings, folder, facts, pictures, image
         self.license, self.device = license, device
-        options = {"channels": settings.channels} if settings.network == "Johnson" else {}
+        options = {"channels": settings.channels} if settings.model == "Johnson" else {}
         self.options = options
-        student = seeded(NETWORKS[settings.network], settings.seed, **options).to(device)
+        student = seeded(NETWORKS[settings.model], settings.seed, **options).to(device)
         share = min(1.0, settings.style_side / max(image.size))
         reduced = image.resize([max(32, round(share * side)) for side in image.size])
         loss = StyleLoss(loss_network(network).to(device), [as_batch(reduced, torch.device(device))])

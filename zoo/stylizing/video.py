@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from weights import MissingLibrary
 from weights.arguments import forgiving
 from weights.places import at_home
+from weights.progress import Show, show_of
 from weights.whole import whole
 from zoo.images.kinds import MOVING
 from zoo.stylizing.named import USUAL
@@ -38,8 +39,6 @@ HELD = 0.6
 AGREES = 12.0
 """Levels of 0..255 by which a pixel may differ from where the flow says that it came from; beyond, something was uncovered."""
 ANIMATIONS = tuple(MOVING)
-Show = Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
-"""Takes the number of frames, 0 where nobody knows, and how many are done; shows them while its `with` block runs."""
 
 
 class Averaged:
@@ -149,7 +148,7 @@ def stylize_video(
     kept: float = KEPT,
     flow: bool = False,
     device: str | torch.device | None = None,
-    progress: Show | None = None,
+    progress: bool | Show = True,
 ) -> Film:
     """Repaint a film in a style. Its sound is not copied.
 
@@ -162,7 +161,7 @@ def stylize_video(
         kept: share of the norms' statistics that stays from one frame to the next, 0 to 0.99: the more, the calmer.
         flow: whether strokes are held to what they lie on by optical flow; needs OpenCV, and takes about twice as long.
         device: as for `stylize`.
-        progress: shows the frames as they are done.
+        progress: whether a terminal sees a bar; or what shows the frames instead, a `weights.progress.Show`.
 
     Returns:
         What was written, and how much it flickers.
@@ -188,11 +187,10 @@ def stylize_video(
         _opencv("flow=True")
     network = prepared(style, device)
     count, rate, frames = _opened(source)
-    show = progress or (lambda total, done: nullcontext(lambda frames: None))
     apart: list[float] = []
     written = 0
     last: tuple[np.ndarray, np.ndarray] | None = None
-    with closing(frames), _writer(target, rate) as write, show(count, 0) as advance:
+    with closing(frames), _writer(target, rate) as write, show_of(progress)("painting", count, 0) as advance:
         held: list[np.ndarray] = []
 
         def watched() -> Iterator[Image]:

@@ -47,7 +47,7 @@ def train_detector(
         split: of a VOC folder, "train"; every annotation if left out.
         restart: throw away what an earlier call did.
         done: is called behind each step with its number, the number of all steps and its loss.
-        **settings: see `LearningSettings`: epochs, batch_size, rate.
+        **settings: see `LearningSettings`: epochs, batch_size, lr.
 
     Raises:
         TypeError: the model is no detector with losses, or a setting is not known.

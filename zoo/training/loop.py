@@ -30,10 +30,10 @@ class LearningSettings:
     Attributes:
         epochs: how often each photograph is seen.
         batch_size: photographs of a step.
-        rate: the highest learning rate; it rises over the first `warmup` steps and falls to 0 as a half cosine.
+        lr: the highest learning rate; it rises over the first `warmup_steps` and falls to 0 as a half cosine.
         momentum: of the gradients, 0..1.
-        weight_decay: part of each weight that a step takes away, times the rate.
-        warmup: steps.
+        weight_decay: part of each weight that a step takes away, times the learning rate.
+        warmup_steps: in which the learning rate rises.
         clip: longest gradient, over all parameters; a longer one is shortened.
         flip: whether half of the photographs are mirrored.
         seed: of the order, the mirroring and the network's own draws.
@@ -42,10 +42,10 @@ class LearningSettings:
 
     epochs: int = 12
     batch_size: int = 4
-    rate: float = 0.01
+    lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 1e-4
-    warmup: int = 100
+    warmup_steps: int = 100
     clip: float = 10.0
     flip: bool = True
     seed: int = 0
@@ -55,7 +55,7 @@ class LearningSettings:
         for name in ("epochs", "batch_size", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is 1 or more, got {getattr(self, name)}")
-        for name in ("rate", "clip"):
+        for name in ("lr", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is above 0, got {getattr(self, name)}")
 
@@ -126,7 +126,7 @@ def learn(
     each = batches(count, settings.batch_size, 2 * together.size if _estimates(model) else 1)
     steps = each * settings.epochs
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.SGD(parameters.values(), settings.rate, settings.momentum, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.SGD(parameters.values(), settings.lr, settings.momentum, weight_decay=settings.weight_decay)
     try:
         history: list[float] = [] if restart else _resumed(folder / STATE, told, model, optimizer, parameters)
     except BaseException:
@@ -142,9 +142,9 @@ def learn(
         optimizer.zero_grad()
         value = together.learn(numbers, lambda some, seed=seed: losses(some, torch.Generator().manual_seed(seed)), parameters.values())
         if not math.isfinite(value):
-            raise Diverged(f"the loss is {value} at step {step + 1} of {steps}: give a smaller rate than {settings.rate}")
+            raise Diverged(f"the loss is {value} at step {step + 1} of {steps}: give a smaller lr than {settings.lr}")
         for group in optimizer.param_groups:
-            group["lr"] = settings.rate * _share(step, steps, settings.warmup)
+            group["lr"] = settings.lr * _share(step, steps, settings.warmup_steps)
         torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
         optimizer.step()
         history.append(value)

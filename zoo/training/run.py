@@ -35,7 +35,7 @@ SET_ASIDE = 10
 """One photograph of so many is measured on, and not learnt from, where no others are named."""
 FACTS: dict[str, type | tuple[type, ...]] = {
     "task": str, "model": str, "options": dict, "base": (dict, NoneType), "preprocessing": dict, "data": str, "val": (str, NoneType),
-    "images": (str, NoneType), "split": (str, NoneType), "side": (int, NoneType), "settings": dict,
+    "images": (str, NoneType), "split": (str, NoneType), "size": (int, NoneType), "settings": dict,
 }  # fmt: skip
 """Without these no run can go on."""
 Done = Callable[[int, int, float], None]
@@ -79,7 +79,7 @@ def teach(
     weights: str | os.PathLike[str] | None = None,
     from_scratch: bool = False,
     options: Mapping[str, Any] | None = None,
-    side: int | None = None,
+    size: int | None = None,
     device: str | None = None,
     resume: bool = False,
     restart: bool = False,
@@ -102,12 +102,12 @@ def teach(
         weights: a tag, URL or path, as `trained` takes it; the default checkpoint if left out.
         from_scratch: fresh weights instead.
         options: constructor keywords of the class.
-        side: of a segmenter, pixels of the squares that it learns from; 480 if left out.
+        size: of a segmenter, pixels of the squares that it learns from; 480 if left out.
         device: "cpu", "cuda" or "cuda:1"; a GPU where there is one if left out.
         resume: go on with the run that is in `out`; only `device` and `done` go with it.
         restart: throw away the run that is in `out`.
         done: is called behind each step with its number, the number of all steps and its loss.
-        **settings: see `LearningSettings`: epochs, batch_size, rate.
+        **settings: see `LearningSettings`: epochs, batch_size, lr.
 
     Raises:
         TypeError, ValueError: the network is neither, an argument or the data can't be used, or the run in `out` is damaged.
@@ -137,9 +137,9 @@ def teach(
             cls = any_class(model) if isinstance(model, str) else model
             paths = {"data": data, "val": val, "images": images}
             facts = {name: None if path is None else os.fspath(path) for name, path in paths.items()}
-            facts |= {"split": split, "side": side, "settings": asdict(LearningSettings(**settings))}
+            facts |= {"split": split, "size": size, "settings": asdict(LearningSettings(**settings))}
         how = LearningSettings(**facts["settings"])
-        read = _reader(cls, facts["images"], facts["split"], facts["side"])
+        read = _reader(cls, facts["images"], facts["split"], facts["size"])
         part, aside = _parts(read(facts["data"]), None if facts["val"] is None else read(facts["val"]), how.seed)
         classes = part.classes if isinstance(part, Painted) else ("background", *part.classes)
         if resume:
@@ -150,7 +150,7 @@ def teach(
             if here.first:
                 _write(facts, folder)
             here.barrier()
-        learnt = _learn(network.to(here.device), part, folder, facts["side"], how, done if here.first else None)
+        learnt = _learn(network.to(here.device), part, folder, facts["size"], how, done if here.first else None)
         loaded, measured = _leave(cls, network, facts, classes, aside, folder) if here.first else (None, {})
         here.barrier()
     last = learnt.losses[-max(1, len(learnt.losses) // how.epochs) :]
@@ -166,9 +166,9 @@ def _write(facts: Mapping[str, Any], folder: Path) -> None:
     write_whole(folder / CONFIG, json.dumps(facts, indent=1) + "\n")
 
 
-def _learn(network: Any, part: Known | Painted, folder: Path, side: int | None, how: LearningSettings, done: Done | None) -> Learnt:
+def _learn(network: Any, part: Known | Painted, folder: Path, size: int | None, how: LearningSettings, done: Done | None) -> Learnt:
     if isinstance(part, Painted):
-        return train_segmenter(network, part, folder, side=side or SIDE, done=done, **asdict(how))
+        return train_segmenter(network, part, folder, size=size or SIDE, done=done, **asdict(how))
     return train_detector(network, part, folder, done=done, **asdict(how))
 
 
@@ -199,7 +199,7 @@ def task_of(folder: Path) -> str:
         return "classification"
 
 
-def _reader(cls: Any, images: Any, split: str | None, side: int | None) -> Callable[[Any], Known | Painted]:
+def _reader(cls: Any, images: Any, split: str | None, size: int | None) -> Callable[[Any], Known | Painted]:
     """Return what reads the annotations that a network learns from."""
     kind = cls.__name__ if isinstance(cls, type) else repr(cls)
     if isinstance(cls, type) and issubclass(cls, Segmenter):
@@ -207,8 +207,8 @@ def _reader(cls: Any, images: Any, split: str | None, side: int | None) -> Calla
             raise ValueError("split is of a detector's VOC folder; leave it out, or name a folder with the maps of that split")
         return lambda data: read_painted(data, None, images)
     if isinstance(cls, type) and issubclass(cls, LearningDetector):
-        if side is not None:
-            raise ValueError(f"size is a segmenter's; {kind} has a size rule of its own, so leave it out")
+        if size is not None:
+            raise ValueError(f"size is a segmenter's; {kind} resizes by a rule of its own, so leave it out")
         return lambda data: read_known(data, images, split)
     if isinstance(cls, type) and issubclass(cls, Detector):
         raise TypeError(f"{kind} has no losses here, so it learns nothing; SSDlite320_MobileNet_V3_Large and all of torchvision's can")

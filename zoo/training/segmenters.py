@@ -34,7 +34,7 @@ def train_segmenter(
     out: str | os.PathLike[str],
     *,
     classes: Sequence[str] | None = None,
-    side: int = SIDE,
+    size: int = SIDE,
     restart: bool = False,
     done: Callable[[int, int, float], None] | None = None,
     **settings: Any,
@@ -47,10 +47,10 @@ def train_segmenter(
             as COCO has them, whose things have outlines; or what `read_painted` returns.
         out: the folder of the run.
         classes: names of a folder's classes, the background first; those of its ``classes.txt`` if left out, else VOC's.
-        side: pixels of the square that is cut out of each photograph, whose shorter side is resized to as many.
+        size: pixels of the square that is cut out of each photograph, whose shorter side is resized to as many.
         restart: throw away what an earlier call did.
         done: is called behind each step with its number, the number of all steps and its loss.
-        **settings: see `LearningSettings`: epochs, batch_size, rate.
+        **settings: see `LearningSettings`: epochs, batch_size, lr.
 
     Raises:
         TypeError: the model is no segmenter, or a setting is not known.
@@ -72,14 +72,14 @@ def train_segmenter(
     mean, std = (torch.tensor(of, device=device).view(-1, 1, 1) for of in (model.mean, model.std))
 
     def losses(numbers: Sequence[int], random: torch.Generator) -> dict[str, Tensor]:
-        examples = [_example(painted, number, side, how.flip, random) for number in numbers]
+        examples = [_example(painted, number, size, how.flip, random) for number in numbers]
         images = (torch.stack([pixels for pixels, _ in examples]).to(device) - mean) / std
         true = torch.stack([numbers for _, numbers in examples]).to(device)
         found = model(images)
         weights = {"out": 1.0, "aux": AUXILIARY}
         return {name: weights[name] * F.cross_entropy(logits, true, ignore_index=IGNORED) for name, logits in found.items()}
 
-    facts = {"network": type(model).__name__, "files": [path.name for path in photographs], "side": side}
+    facts = {"network": type(model).__name__, "files": [path.name for path in photographs], "size": size}
     learnt = learn(model, len(photographs), losses, Path(out), how, facts, classes=classes, restart=restart, done=done)
     if model.checkpoint is not None:
         model.checkpoint = replace(model.checkpoint, labels=None, metrics={}, metrics_data=None)
@@ -92,7 +92,7 @@ def measure_segmenter(model: Segmenter, data: str | os.PathLike[str] | Painted) 
     counts = PixelConfusion(model.num_classes)
     for number, photograph in enumerate(painted.photographs):
         found: Any = segment(model, photograph)
-        counts.add(found.classes, torch.from_numpy(painted.true(number)))
+        counts.add(found.labels, torch.from_numpy(painted.true(number)))
     return counts.measures()
 
 

@@ -80,7 +80,7 @@ def test_info_shows_sources_preprocessing_and_licence(capsys: pytest.CaptureFixt
         (["list", "--licence", "none"], 2, "has the licence 'none'; there are Apache-2.0, BSD-2-Clause"),
         (["list", "--licence", "permisive"], 2, "has the licence 'permisive'; did you mean permissive?; there are Apache-2.0"),
         (["list", "--data", "none"], 2, "was measured on 'none'; there are CIFAR-10"),
-        (["inspect", "x.png", "--format", "none"], 2, "no format 'none'; there are bson"),
+        (["inspect", "x.png", "--from", "none"], 2, "no format 'none'; there are bson"),
         (["pull", "DenseNet264"], 3, "DenseNet201"),
         (["pull", "VGG19", "-w", "v9"], 3, "imagenet1k_v1"),
         (["list", "--max-params", "many"], 2, "10M"),

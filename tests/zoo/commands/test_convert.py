@@ -120,10 +120,10 @@ def test_a_file_that_is_not_there_is_not_known(run: Run, tmp_path: Path, command
 
 
 def test_a_wrong_format_is_a_message(run: Run, ours: Path) -> None:
-    code, _, err = run("inspect", ours, "--format", "keras")
+    code, _, err = run("inspect", ours, "--from", "keras")
     assert code == 1
     assert "ours.safetensors" in err
-    code, _, err = run("inspect", ours, "--format", "esperanto")
+    code, _, err = run("inspect", ours, "--from", "esperanto")
     assert code == 2
     assert "no format 'esperanto'" in err
 

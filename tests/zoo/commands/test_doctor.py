@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import importlib.util
 import json
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,25 @@ from zoo.commands import doctor
 from zoo.commands.app import main
 from zoo.commands.doctor import Finding, broken, examine
 
+CONNECT, PROTECTIONS = socket.create_connection, sandbox.protections
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, refused: Callable[[str], bool]) -> None:
+    """Give a network where some hosts refuse and others answer; this machine is itself."""
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        if address[0] == "127.0.0.1":
+            return CONNECT(address, timeout)
+        if refused(address[0]):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+
 
 @pytest.fixture(autouse=True)
 def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_reach", lambda host: "")
+    refusing(monkeypatch, lambda host: False)
     monkeypatch.setattr(sandbox, "protections", lambda: (["no writing", "memory 1.2 GB"], []))
 
 
@@ -41,19 +58,19 @@ def test_a_machine_where_everything_works(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_host_that_can_not_be_reached_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "_reach", lambda host: "no connection" if "pytorch" in host else "")
+    refusing(monkeypatch, lambda host: "pytorch" in host)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert "warning network, download.pytorch.org:443: no connection" in text
+    assert "warning network, download.pytorch.org:443: no connection (refused)" in text
     assert "ok      network, huggingface.co:443: reached" in text
     assert "works; some of what is not in the cache can not be fetched now" in text
 
 
 def test_a_machine_without_a_network_is_not_broken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(doctor, "_reach", lambda host: "no connection")
+    refusing(monkeypatch, lambda host: True)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert "warning network, huggingface.co:443: no connection\n          check network, proxy and firewall" in text
+    assert "warning network, huggingface.co:443: no connection (refused)\n          check network, proxy and firewall" in text
 
 
 @pytest.mark.parametrize(
@@ -68,7 +85,7 @@ def test_a_host_that_was_asked_for_by_name_and_can_not_be_reached_is_broken(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, host: str, todo: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(doctor, "_reach", lambda host: "no connection" if "example" in host else "")
+    refusing(monkeypatch, lambda host: "example" in host)
     one = found("network", host)
     assert (one.state, one.todo) == ("broken", todo)
     assert main(["doctor"]) == 1
@@ -76,27 +93,28 @@ def test_a_host_that_was_asked_for_by_name_and_can_not_be_reached_is_broken(
 
 def test_offline_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZOO_OFFLINE", "1")
-    monkeypatch.setattr(doctor, "_reach", lambda host: pytest.fail("it tried"))
+    refusing(monkeypatch, lambda host: pytest.fail("it tried"))
     one = found("network", "hosts")
     assert (one.state, one.found) == ("ok", "not tried: ZOO_OFFLINE=1")
 
 
 def test_a_host_that_never_answers_does_not_hold_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "CONNECT_S", 0.1)
-    monkeypatch.setattr(doctor, "_reach", lambda host: time.sleep(600) or "")
+    refusing(monkeypatch, lambda host: bool(time.sleep(600)))
     began = time.monotonic()
-    findings = list(doctor._network())
+    one = found("network", "huggingface.co:443")
     assert time.monotonic() - began < 300  # the host would take twice as long
-    assert "no answer within" in next(one.found for one in findings if one.name == "huggingface.co:443")
+    assert "no answer within" in one.found
 
 
 def test_connections_are_tried_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert doctor._reach(f"127.0.0.1:{port}") == ""
-    assert "no connection" in doctor._reach(f"127.0.0.1:{port}")
-    assert doctor._reach("no port") != ""
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{host}")
+        assert (found("network", host).state, found("network", host).found) == ("ok", "reached")
+    one = found("network", host)
+    assert (one.state, one.todo) == ("broken", "mend or unset HF_ENDPOINT")
+    assert one.found.startswith("no connection (")
 
 
 def test_behind_a_proxy_the_proxy_is_what_must_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +184,11 @@ def test_a_read_only_cache_is_enough_where_it_is_filled(own_cache: Path, monkeyp
     (own_cache / "blobs" / "sha256" / "ab").mkdir(parents=True)
     if held:
         (own_cache / "blobs" / "sha256" / "ab" / ("ab" * 32)).write_bytes(b"x")
-    monkeypatch.setattr(doctor, "_writable", lambda folder: False)
+
+    def read_only(place: Path, **how: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(place))
+
+    monkeypatch.setattr(Path, "touch", read_only)
     assert found("cache", "writable").state == state
 
 
@@ -183,10 +205,10 @@ def test_a_damaged_registry_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_a_look_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def fails() -> Iterator[Any]:
+    def fails(name: str) -> Any:
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(doctor, "_compute", fails)
+    monkeypatch.setattr(importlib.util, "find_spec", fails)
     assert main(["doctor"]) == 1
     assert "compute, examination: RuntimeError: odd" in capsys.readouterr().out
 
@@ -210,10 +232,10 @@ def test_protections_of_strangers_files_are_listed(monkeypatch: pytest.MonkeyPat
 
 
 def test_protections_are_asked_of_a_process_as_it_would_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    findings = list(doctor._protections())
-    assert findings[0].state == "ok"
-    assert "256 open files" in findings[0].found or "win" in sys.platform
+    monkeypatch.setattr(sandbox, "protections", PROTECTIONS)
+    one = found("strangers' files", "in force")
+    assert one.state == "ok"
+    assert "256 open files" in one.found or "win" in sys.platform
 
 
 def test_a_machine_that_starts_no_reader_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,13 +74,13 @@ def test_an_interrupted_picture_resumes_and_what_was_there_stays_until_it_is_don
 ) -> None:
     (work / "dream.png").write_bytes(b"mine")
     with monkeypatch.context() as patch:
-        patch.setattr(watching, "watched_dream", stopping(2))
+        patch.setattr(watching, "watched", stopping(2))
         assert main(["dream", "sky.png", "-o", "dream.png", *QUICK]) == 130
     assert "what was dreamed is kept: the same command resumes with it" in capsys.readouterr().err
     assert (work / "dream.png").read_bytes() == b"mine"
     assert (work / "dream.png.unfinished").is_file()
     assert main(["dream", "sky.png", "-o", "dream.png", *QUICK]) == 0
-    assert "resumed: 2 of 4 steps are done already" in capsys.readouterr().err
+    assert "resumed: 2 of 4 are done already" in capsys.readouterr().err
     with Image.open(work / "dream.png") as found:
         assert found.tobytes() == dream(trained(ResNet20), work / "sky.png", **HOW).tobytes()
     assert not (work / "dream.png.unfinished").exists()
@@ -91,7 +91,7 @@ def test_a_folder_of_dreams_resumes_with_the_pictures_that_are_left(
 ) -> None:
     picture(40, 36, seed=2).save(work / "sea.png")
     line = ["dream", "sky.png", "sea.png", "-o", "dreams", *QUICK]
-    whole, calls = watching.watched_dream, 0
+    whole, calls = watching.watched, 0
 
     def second(*args: Any, **how: Any) -> Any:
         nonlocal calls
@@ -99,14 +99,14 @@ def test_a_folder_of_dreams_resumes_with_the_pictures_that_are_left(
         return (whole if calls == 1 else stopping(1))(*args, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(watching, "watched_dream", second)
+        patch.setattr(watching, "watched", second)
         assert main(line) == 130
     assert sorted(place.name for place in (work / "dreams").iterdir()) == [".dreaming", "sea.png.unfinished", "sky.png"]
     os.utime(work / "dreams" / "sky.png", (1, 1))
     capsys.readouterr()
     assert main(line) == 0
     shown = capsys.readouterr()
-    assert "resumed: 1 of 4 steps" in shown.err
+    assert "resumed: 1 of 4 are" in shown.err
     assert "1 picture finished by the run before" in shown.out
     assert (work / "dreams" / "sky.png").stat().st_mtime == 1
     assert sorted(place.name for place in (work / "dreams").iterdir()) == ["sea.png", "sky.png"]
@@ -115,10 +115,10 @@ def test_a_folder_of_dreams_resumes_with_the_pictures_that_are_left(
 def test_a_film_resumes_behind_its_last_frame(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["dream", "sky.png", "--video", "film.gif", "--frames", "3", *QUICK]
     with monkeypatch.context() as patch:
-        patch.setattr(watching, "watched_dream", stopping(0))
+        patch.setattr(watching, "watched", stopping(0))
         assert main(line) == 130
     assert main(line) == 0
-    assert "resumed: 1 of 3 frames are done already" in capsys.readouterr().err
+    assert "resumed: 1 of 3 are done already" in capsys.readouterr().err
     with Image.open(work / "film.gif") as film:
         assert film.n_frames == 3  # pyright: ignore[reportAttributeAccessIssue]
     assert sorted(place.name for place in work.iterdir()) == ["film.gif", "sky.png"]

@@ -56,7 +56,7 @@ def test_an_interrupted_folder_goes_on(work: Path, capsys: pytest.CaptureFixture
     (work / "painted" / "cat-ink.png").write_bytes(b"left alone")
     assert main(["stylize", "photos", "-s", "ink.pth", "-o", "painted"]) == 0
     said = capsys.readouterr()
-    assert "resumed: 1 of 2 images are done already" in said.err
+    assert "resumed: 1 of 2 are done already" in said.err
     assert said.out.splitlines()[-2:] == [
         "painted 'painted/dog-ink.png'",
         "left alone 1 painting of an earlier call; --replace paints them again",

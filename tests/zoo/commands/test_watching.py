@@ -65,40 +65,40 @@ def test_a_log_hears_that_a_run_was_resumed_and_what_takes_long() -> None:
 
 def test_a_log_gets_one_line_a_minute_of_images() -> None:
     clock, (shown, file) = Clock(), console()
-    with watching.watched_images("embedding by ResNet50", 100_000, 20_000, console=shown, clock=clock) as advance:
+    with watching.watched("embedding by ResNet50", 100_000, 20_000, console=shown, clock=clock) as advance:
         for _ in range(30):
             clock.now += 5
             advance(100)
     assert file.getvalue().splitlines() == [
-        "resumed: 20,000 of 100,000 images are done already",
-        "embedding by ResNet50: 21,200 of 100,000 images, 20/s, about 66 min left",
-        "embedding by ResNet50: 22,400 of 100,000 images, 20/s, about 65 min left",
+        "resumed: 20,000 of 100,000 are done already",
+        "embedding by ResNet50: 21,200 of 100,000, 20/s, about 66 min left",
+        "embedding by ResNet50: 22,400 of 100,000, 20/s, about 65 min left",
     ]
 
 
 def test_a_log_gets_one_line_a_minute_of_a_dream_and_a_terminal_a_bar() -> None:
     clock, (shown, file) = Clock(), console()
-    with watching.watched_dream("dreaming", 40, 10, console=shown, clock=clock) as advance:
+    with watching.watched("dreaming", 40, 10, console=shown, clock=clock) as advance:
         for _ in range(4):
             clock.now += 30
             advance(1)
     assert file.getvalue().splitlines() == [
-        "resumed: 10 of 40 steps are done already",
+        "resumed: 10 of 40 are done already",
         "dreaming: 12 of 40, about 14 min left",
         "dreaming: 14 of 40, about 13 min left",
     ]
     shown, file = console(terminal=True)
-    with watching.watched_dream("dreaming frames", 40, 10, console=shown) as advance:
+    with watching.watched("dreaming frames", 40, 10, console=shown) as advance:
         advance(30)
-    assert "resumed: 10 of 40 frames are done already" in file.getvalue()
+    assert "resumed: 10 of 40 are done already" in file.getvalue()
     assert "40/40" in file.getvalue()
 
 
 def test_a_terminal_has_a_bar_instead_and_hears_of_the_resumption_too() -> None:
     shown, file = console(terminal=True)
-    with watching.watched_images("embedding", 8, 2, console=shown) as advance:
+    with watching.watched("embedding", 8, 2, console=shown) as advance:
         advance(3)
-    assert "resumed: 2 of 8 images are done already" in file.getvalue()
+    assert "resumed: 2 of 8 are done already" in file.getvalue()
     assert "5/8" in file.getvalue()
     shown, file = console(terminal=True)
     with watching.watched_steps(8, 2, console=shown) as told:
@@ -149,5 +149,5 @@ def test_embedding_says_that_it_resumed(
     monkeypatch.setattr(job, "flow", real)
     assert main(told) == 0
     printed = capsys.readouterr()
-    assert "resumed: 64 of 120 images are done already" in printed.err
+    assert "resumed: 64 of 120 are done already" in printed.err
     assert printed.out.splitlines()[0].endswith("), 64 of them by an earlier run")

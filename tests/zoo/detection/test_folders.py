@@ -23,11 +23,15 @@ CFG = "[net]\nwidth=32\nheight=32\nchannels=3\n[convolutional]\nfilters=7\nsize=
 CFG += "[yolo]\nmask=0\nanchors=9,9\nclasses=2\nnum=1\n"
 RUN = """
 import sys, torch
+from contextlib import contextmanager
 from zoo.detection import darknet, detect_folder
+@contextmanager
+def loud(name, total, done):
+    yield lambda n: print(n, flush=True)
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = darknet(sys.argv[1])().eval()
-detect_folder(model, sys.argv[2], sys.argv[3], threshold=0.1, batch_size=4, done=lambda n: print(n, flush=True))
+detect_folder(model, sys.argv[2], sys.argv[3], threshold=0.1, batch_size=4, progress=loud)
 """
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.zoo.dreaming.dreams import picture
+from weights.progress import Show
 from zoo.dreaming import dream, dream_frames, dream_video
 from zoo.dreaming import keeping as keeping_module
 from zoo.dreaming.keeping import Kept
-from zoo.dreaming.progress import Show
 from zoo.networks.model import Model
 
 HOW: dict[str, Any] = {"at": "layer2", "steps": 3, "octaves": 3, "jitter": 4}

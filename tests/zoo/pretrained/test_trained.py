@@ -534,3 +534,34 @@ def test_an_error_of_a_files_content_says_whose_it_is(tmp_path: Path) -> None:
 def test_a_complex_number_that_is_none_is_refused_too(tmp_path: Path) -> None:
     with pytest.raises(NonFinite, match="'x' holds NaN or an infinity"):
         _finite({"x": torch.full((2,), complex(0, float("nan")))}, tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_file_with_names_of_its_own_is_matched_wherever_it_comes_from(tmp_path: Path, own_cache: Path, scheme: str) -> None:
+    state = random_state(ResNet20)
+    file = tmp_path / "x.pt"
+    torch.save({name.replace("layer", "stage").replace("bn", "norm"): tensor for name, tensor in state.items()}, file)
+    found = trained(ResNet20, f"{scheme}{file}", match=True)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in found.state_dict().items())
+    assert found.checkpoint is not None
+    assert found.checkpoint.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("told", [{"match": True}, {"kernel_convention": "convolution"}, {"spatial": "wh"}])
+def test_nobody_tells_a_record_how_its_file_is_to_be_read(told: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=rf"ResNet20:cifar10 says itself how it is to be read, so leave {next(iter(told))} out"):
+        trained(ResNet20, "cifar10", **told)
+
+
+def test_nothing_that_is_said_of_weights_is_dropped_where_they_are_a_runs(tmp_path: Path) -> None:
+    from weights import find
+    from zoo.pretrained.run_folder import write_result
+
+    state, preprocessing = random_state(ResNet20), find("ResNet20").preprocessing
+    told: dict[str, Any] = {"options": {}, "base": None, "metrics": {}, "metrics_data": None}
+    write_result(tmp_path, state, model="ResNet20", classes=[str(n) for n in range(10)], preprocessing=preprocessing, **told)
+    assert torch.equal(trained(ResNet20, tmp_path).state_dict()["conv1.weight"], state["conv1.weight"])
+    with pytest.raises(ValueError, match="holds one set of weights alone, so there is no 'ema' in it"):
+        trained(ResNet20, tmp_path, weights_of="ema")
+    with pytest.raises(TypeError, match="says itself how it is to be read, so leave match out"):
+        trained(ResNet20, tmp_path, match=True)

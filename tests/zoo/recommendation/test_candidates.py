@@ -24,7 +24,7 @@ def test_what_ships_is_a_candidate_and_nothing_is_fetched_offline() -> None:
 
 
 def test_a_few_others_are_fetched_within_size_and_licence() -> None:
-    fetched = [one for one in usual_candidates(offline=False, max_mb=20, licence=lambda licence: licence == "Apache-2.0") if not one.here]
+    fetched = [one for one in usual_candidates(offline=False, max_mb=20, license=lambda license: license == "Apache-2.0") if not one.here]
     assert len(fetched) == candidates.FETCHED
     assert all(one.mb <= 20 and one.record.license == "Apache-2.0" for one in fetched)
 

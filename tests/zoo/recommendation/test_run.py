@@ -116,13 +116,13 @@ def test_classes_that_have_fewer_images_because_of_the_draw_are_told(
 
 def test_what_is_too_large_or_not_allowed_is_not_computed_unless_nothing_else_is_left(photos: Path, ask: Any, candidate: Make) -> None:
     models = [candidate("free", license="MIT"), candidate("closed", license="CC-BY-NC-4.0")]
-    found = ask(photos, budget={"licence": "permissive"}, models=models)
+    found = ask(photos, budget={"license": "permissive"}, models=models)
     assert [one.tag for one in found.ranking] == ["free"]
     assert found.skipped == {"ResNet20:closed": "over the budget: licence CC-BY-NC-4.0, permissive asked for"}
-    none = ask(photos, budget={"licence": "GPL-3.0", "max_mb": 0.1}, models=models)
+    none = ask(photos, budget={"license": "GPL-3.0", "max_mb": 0.1}, models=models)
     assert none.best is None
     assert len(none.ranking) == 2
-    assert none.nearest == f"{none.ranking[0].name} (1.1 MB, 0.1 allowed; licence {none.ranking[0].licence}, GPL-3.0 asked for)"
+    assert none.nearest == f"{none.ranking[0].name} (1.1 MB, 0.1 allowed; licence {none.ranking[0].license}, GPL-3.0 asked for)"
     assert "not for commercial use" in str(ask(photos, models=models[1:]))
 
 

@@ -54,8 +54,8 @@ def test_maps_have_the_photographs_own_sizes() -> None:
     assert [one.size for one in found] == [(64, 48), (200, 100), (64, 48)]
     for one in found:
         width = one.size[0]
-        assert one.classes[0, 0] == 1
-        assert one.classes[-1, -1] == 3
+        assert one.labels[0, 0] == 1
+        assert one.labels[-1, -1] == 3
         assert one.areas == pytest.approx({"class 1": 0.5, "class 3": 0.5}, abs=2 / width)
         assert sum(one.areas.values()) == pytest.approx(1)
     assert model.training
@@ -71,7 +71,7 @@ def test_neighbours_of_one_size_go_through_together() -> None:
 def test_many_classes_on_a_large_photograph_are_resized_a_few_at_once() -> None:
     model = Reddish(300)
     found = segment(model, halves(90, 60))
-    assert found.classes.dtype == torch.int16
+    assert found.labels.dtype == torch.int16
     assert set(found.areas) == {"class 1", "class 3"}
 
 

@@ -88,7 +88,7 @@ def test_an_animation_is_painted_frame_by_frame(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Show:
-        def __init__(self, total: int, done: int) -> None:
+        def __init__(self, name: str, total: int, done: int) -> None:
             seen.append(total)
 
         def __enter__(self) -> Any:

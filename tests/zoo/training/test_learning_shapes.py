@@ -27,5 +27,5 @@ def test_one_epoch_learns_to_find_shapes(tmp_path: Path, request: pytest.Fixture
     shapes.make(tmp_path / "test", 60, 1, photographs)
     torch.manual_seed(0)
     model = Shapes(4, norm="frozen", body=trained(EfficientNetLite0))
-    train_detector(model, tmp_path / "train" / "annotations.json", tmp_path / "run", epochs=1, rate=0.01, warmup=20)
+    train_detector(model, tmp_path / "train" / "annotations.json", tmp_path / "run", epochs=1, lr=0.01, warmup_steps=20)
     assert evaluate(model, tmp_path / "test" / "annotations.json", batch_size=4).precision.ap50 > 0.9

@@ -77,7 +77,7 @@ def test_what_can_not_be_taught_is_refused_in_the_users_words(data: Path, tmp_pa
     with pytest.raises(TypeError, match="learns masks too, which are not read"):
         teach(MaskRCNN_ResNet50_FPN, data, tmp_path / "b", from_scratch=True)
     with pytest.raises(ValueError, match="size is a segmenter's"):
-        teach(Small, data, tmp_path / "c", side=64)
+        teach(Small, data, tmp_path / "c", size=64)
     with pytest.raises(ValueError, match="split is of a detector's VOC folder"):
         teach(DeepLabV3_ResNet50, data, tmp_path / "d", split="train")
     with pytest.raises(FileNotFoundError, match="holds no run to go on with"):
@@ -190,7 +190,7 @@ def test_two_processes_that_are_killed_go_on_and_leave_the_same_weights(
 def test_the_command_teaches_a_detector(form: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     told = ["finetune", str(data / form), "-m", "ssdlite320_mobilenet_v3_large", "--from-scratch", "-o", str(out)]
-    assert main([*told, "--epochs", "1", "--batch-size", "6", "--lr", "0.001", "--set", "warmup=1", "--json"]) == 0
+    assert main([*told, "--epochs", "1", "--batch-size", "6", "--lr", "0.001", "--set", "warmup_steps=1", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["steps"], shown["classes"]) == (2, ["background", *shapes.NAMES])
     assert LearningSettings(**json.loads((out / "settings.json").read_text())["settings"]).rate == 0.001

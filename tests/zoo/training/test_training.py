@@ -67,7 +67,7 @@ class Killed(Exception): ...
 
 
 def run(toy: Toy, out: Path, **more: Any) -> Any:
-    settings = LearningSettings(epochs=3, batch_size=4, rate=0.1, save_every=2)
+    settings = LearningSettings(epochs=3, batch_size=4, lr=0.1, save_every=2)
     return learn(toy, 10, toy.losses, out, settings, {"network": "Toy"}, classes=["a"], **more)
 
 
@@ -92,13 +92,13 @@ def test_a_killed_run_ends_with_the_same_numbers(at: int, tmp_path: Path) -> Non
 def test_a_run_with_other_settings_and_a_damaged_one_are_refused(tmp_path: Path) -> None:
     run(Toy(), tmp_path)
     toy = Toy().eval()
-    with pytest.raises(ValueError, match="has a run with another rate; restart=True throws it away"):
+    with pytest.raises(ValueError, match="has a run with another lr; restart=True throws it away"):
         learn(
             toy,
             10,
             toy.losses,
             tmp_path,
-            LearningSettings(epochs=3, batch_size=4, rate=0.2, save_every=2),
+            LearningSettings(epochs=3, batch_size=4, lr=0.2, save_every=2),
             {"network": "Toy"},
             classes=["a"],
         )
@@ -124,14 +124,14 @@ def test_a_batch_norm_that_gets_one_photograph_says_how_many_it_needs(data: Path
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     toy = Toy()
-    with pytest.raises(Diverged, match=r"at step 1 of \d+: give a smaller rate"):
+    with pytest.raises(Diverged, match=r"at step 1 of \d+: give a smaller lr"):
         learn(toy, 4, lambda numbers, random: {"a": toy.layer[0].weight.sum() * torch.nan}, tmp_path, LearningSettings(), {}, classes=["a"])
 
 
 def test_a_detector_learns_and_its_file_is_loaded_with_its_classes(data: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Small(4)
-    learnt = train_detector(model, data / "annotations.json", tmp_path / "run", epochs=4, batch_size=3, rate=0.02, warmup=1)
+    learnt = train_detector(model, data / "annotations.json", tmp_path / "run", epochs=4, batch_size=3, lr=0.02, warmup_steps=1)
     assert learnt.steps == 8
     assert np.mean(learnt.losses[-2:]) < np.mean(learnt.losses[:2])
     assert not model.training
@@ -169,7 +169,7 @@ def test_a_segmenter_learns_the_colours_of_shapes(data: Path, tmp_path: Path) ->
     model = Pixels()
     names = ("background", *shapes.NAMES)
     before = measure_segmenter(model, data).miou
-    train_segmenter(model, data, tmp_path, classes=names, side=64, epochs=60, batch_size=3, rate=0.1, warmup=5)
+    train_segmenter(model, data, tmp_path, classes=names, size=64, epochs=60, batch_size=3, lr=0.1, warmup_steps=5)
     assert measure_segmenter(model, data).miou > max(0.8, before)
     with pytest.raises(ValueError, match="3 classes are named, and the network has num_classes=4"):
         train_segmenter(model, data, tmp_path, classes=names[:3])
@@ -179,7 +179,7 @@ def test_a_segmenter_learns_the_colours_of_shapes(data: Path, tmp_path: Path) ->
 
 def test_a_segmenter_of_the_catalogue_makes_a_step(data: Path, tmp_path: Path) -> None:
     model = LRASPP_MobileNet_V3_Large(4)
-    learnt = train_segmenter(model, data, tmp_path, classes=("background", *shapes.NAMES), side=64, epochs=1, batch_size=6)
+    learnt = train_segmenter(model, data, tmp_path, classes=("background", *shapes.NAMES), size=64, epochs=1, batch_size=6)
     assert learnt.steps == 1
     assert trained(LRASPP_MobileNet_V3_Large, str(learnt.model)).num_classes == 4
 

@@ -33,7 +33,7 @@ class Line(nn.Module):
 def learnt(folder: Path) -> list[float]:
     """Train, save the weights, and return the losses."""
     line = Line()
-    settings = LearningSettings(epochs=3, batch_size=4, rate=0.1)
+    settings = LearningSettings(epochs=3, batch_size=4, lr=0.1)
     found = learn(line, 9, line.losses, folder, settings, {"network": "Line"}, classes=["a"])
     if not dist.is_initialized() or dist.get_rank() == 0:
         torch.save(line.layer.state_dict(), folder / "weights.pt")

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from operator import attrgetter, is_
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -32,6 +31,7 @@ if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has t
     from zoo.kernels.reports.report import Report
     from zoo.kernels.tuning.binding import Weights
     from zoo.kernels.tuning.choices import Choices
+    from zoo.kernels.tuning.request import Request
 
 Tune = Literal["none", "quick", "full", "background"]
 
@@ -324,7 +324,7 @@ class Fast(nn.Module):
             with self._without_modes():
                 try:
                     with stopwatch(watch) as seconds:
-                        built = self._beginning(self)(args, kwargs)() if job is None else _finished(job)
+                        built = self._beginning()(args, kwargs)() if job is None else _finished(job)
                 except Untraceable as error:
                     if error.lasting or key in self._doubtful:
                         self._unplanned[key] = f"{named(args, kwargs)} runs unchanged: {error}"
@@ -365,10 +365,15 @@ class Fast(nn.Module):
     def _without_modes(self) -> AbstractContextManager[None]:
         return _without_modes(self.device)
 
-    def _beginning(self, options: Any, *, contest: bool = True) -> Callable[[Any, Any], Finish]:
-        """Return what begins a plan of arguments (args, kwargs); only `options` holds this module. What that returns ends the plan."""
+    def _beginning(self, *, behind: bool = False) -> Callable[[Any, Any], Finish]:
+        """Return what begins a plan of arguments (args, kwargs), and doesn't hold this module. What that returns ends the plan.
+
+        Args:
+            behind: it is made while calls are answered: without a bar, and PyTorch's compiler does not compete.
+        """
         from zoo.kernels.tuning.binding import Weights
         from zoo.kernels.tuning.choices import Choices
+        from zoo.kernels.tuning.request import Options, Request
 
         self._keep_proofs(answering=True)
         if self.device.type == "cuda" and self.quantized is not None:
@@ -379,7 +384,7 @@ class Fast(nn.Module):
         elif self.device.type == "cuda":
             from zoo.kernels.plans.build import begin_gpu
 
-            begin = partial(begin_gpu, contest=contest)
+            begin = partial(begin_gpu, contest=not behind)
         elif self.quantized is not None:
             from zoo.kernels.quantizing.plan import build_int8
 
@@ -395,8 +400,9 @@ class Fast(nn.Module):
             begin = partial(_at_once, build_cpu)
         self._weights = Weights() if self._weights is None else self._weights
         self._choices = Choices(self.device) if self._choices is None else self._choices
+        options = Options(self.device, self.dtype, "quick" if behind else self.tune, self.tf32, self.progress and not behind)
         network, weights, choices = self.core, self._weights, self._choices
-        return lambda args, kwargs: begin(network, args, kwargs, options, weights, choices)
+        return lambda args, kwargs: begin(Request(network, args, kwargs, options, weights, choices))
 
     def _plan_behind(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have a plan made for calls like one that was answered, where that is wanted and not known to fail."""
@@ -410,13 +416,12 @@ class Fast(nn.Module):
         from zoo.kernels.reports.report import named
 
         reference, device = weakref.ref(self), self.device
-        options = SimpleNamespace(device=device, dtype=self.dtype, tf32=self.tf32, tune="quick", progress=False)
 
         def make(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Finish:
             fast = reference()
             if fast is None:
                 raise Stopped
-            begin = fast._beginning(options, contest=False)
+            begin = fast._beginning(behind=True)
             del fast  # when nobody has it any more, this is stopped
             with _without_modes(device):
                 return begin(args, kwargs)
@@ -727,9 +732,9 @@ def _finished(job: Job) -> Built:
         raise Untraceable(f"{type(error).__name__}: {first_line(error)}", lasting=False) from error
 
 
-def _at_once(build: Any, *args: Any) -> Finish:
+def _at_once(build: Callable[[Request], Built], request: Request) -> Finish:
     """Make a plan that nothing is left to do of."""
-    built = build(*args)
+    built = build(request)
     return lambda: built
 
 

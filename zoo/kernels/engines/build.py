@@ -25,24 +25,23 @@ from zoo.kernels.passes.apart import alike, apart
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.trace import trace
-from zoo.kernels.reports.built_plan import Built, Options, empty
+from zoo.kernels.reports.built_plan import Built, empty
 from zoo.kernels.reports.progress_bar import bar
 from zoo.kernels.reports.report import PlanReport, Row
-from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choices import Choice, Choices
+from zoo.kernels.tuning.choices import Choice
+from zoo.kernels.tuning.request import Request
 
 CPU = torch.device("cpu")
 NOT_FINITE = "NaN or infinity was in a call, in its input or inside: the network itself answers such"
 
 
-def build_cpu(
-    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, weights: Weights, choices: Choices
-) -> Built:
+def build_cpu(request: Request) -> Built:
     """Choose the fastest engine for arguments of these shapes on the CPU; every engine's output is compared first."""
     from zoo.kernels.engines import choose as engines
 
+    network, options, weights, choices = request.network, request.options, request.weights, request.choices
     own = own_dtype(network)
-    args, kwargs = in_own_dtype(network, (args, kwargs))
+    args, kwargs = in_own_dtype(network, (request.args, request.kwargs))
     leaves, spec = pytree.tree_flatten((args, kwargs))
     here = all(tensor.device.type == "cpu" for tensor in (*network.parameters(), *network.buffers()))
     if not here and weights.copy is None:
@@ -55,7 +54,7 @@ def build_cpu(
     with phase("tracing"):
         graph = trace(network, args, kwargs)  # refuses what an engine would silently do only once, such as counting its calls
     if any(t.numel() == 0 for t in tensors):
-        return empty(graph, options, network)
+        return empty(graph, options.device, network)
     shapes = [tuple(t.shape) for t in tensors]
     key = key_of(network, graph, own, options.dtype, shapes)
     known = choices.get(key, "none" if options.tune == "none" else "quick")

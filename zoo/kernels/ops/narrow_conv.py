@@ -15,12 +15,11 @@ from . import conv
 from ._activation import ACTIVATIONS
 from ._arguments import Drawing, given, launches, of
 from ._layout import LARGEST, NARROW, empty_map, out_sizes, pixel_stride, reachable
+from ._narrow import narrowed
 from ._tiles import SMS, tiled
 
 Config = dict[str, Any]
 OUTPUTS = (torch.float32, torch.bfloat16, torch.float16, *NARROW)
-MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The largest number of each type that is used: of int8 as many on either side of 0."""
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.int8: 3e-2, torch.float8_e4m3fn: 4e-2}
 """By the output's type. Of the narrow ones it is what rounding to them costs; tensor cores sum fp8 with fewer bits than float32 has."""
 PACK = {"weight": lambda weight: weight.contiguous(memory_format=torch.channels_last)}
@@ -72,14 +71,6 @@ def reference(
     if out_factor is not None:
         y = y * out_factor
     return narrowed(y, out_dtype).contiguous(memory_format=torch.channels_last)
-
-
-def narrowed(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round to a type; what lies beyond the range of a narrow one becomes the end of that, but infinity NaN in fp8."""
-    if dtype in MOST:
-        y = y if dtype == torch.int8 else y + (y - y)
-        y = y.clamp(-MOST[dtype], MOST[dtype])
-    return (y.round() if dtype == torch.int8 else y).to(dtype)
 
 
 @of(reference)

@@ -15,8 +15,8 @@ from ._activation import ACTIVATIONS, activate
 from ._arguments import Drawing, given, launches, named, of
 from ._dense import narrowed as narrowed_block
 from ._layout import DTYPES, NARROW, empty_map, units, unreadable
+from ._narrow import narrowed
 from ._overlap import begin, overlap
-from .narrow_conv import narrowed
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.int8: 3e-2, torch.float8_e4m3fn: 4e-2}
 

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -32,12 +33,12 @@ from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.program import Program
 from zoo.kernels.plans.proving import Unlike, captured, checked
 from zoo.kernels.plans.rows import rows, untimed
-from zoo.kernels.reports.built_plan import Built, Options, empty
+from zoo.kernels.reports.built_plan import Built, empty
 from zoo.kernels.reports.progress_bar import bar
 from zoo.kernels.reports.report import PlanReport
 from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.choose import choose, kernels
+from zoo.kernels.tuning.request import Request
 from zoo.kernels.tuning.steps import Setting
 from zoo.kernels.tuning.tasks import Task
 
@@ -68,35 +69,21 @@ class Narrowing(Protocol):
         ...
 
 
-def begin_gpu(
-    network: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options,
-    weights: Weights,
-    choices: Choices,
-    *,
-    contest: bool = True,
-    narrowing: Narrowing | None = None,
-) -> Callable[[], Built]:
+def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | None = None) -> Callable[[], Built]:
     """Choose the kernels of a plan for arguments of these shapes, compare it, and return what captures it, which takes a second or two.
 
     What captures drops workspaces that other threads may be using, so it has to run in the thread that calls the network.
 
     Args:
-        network: any module.
-        args: positional arguments; of tensors only shape and dtype matter.
-        kwargs: keyword arguments, likewise.
-        options: device, dtype and how much is tuned.
-        weights: where packed weights are kept.
-        choices: what was found before.
+        request: network, arguments and options.
         contest: let PyTorch's compiler compete for the whole network.
         narrowing: what lets layers compute in 8 bits; of a network that takes one tensor of images.
 
     Raises:
         Untraceable: the network can't be traced, or can't be reproduced even layer by layer.
     """
-    typed = in_own_dtype(network, (args, kwargs))
+    network, options, weights = request.network, request.options, request.weights
+    typed = in_own_dtype(network, (request.args, request.kwargs))
     tensors = tensors_of(typed)
     if not tensors:
         raise Untraceable(f"{type(network).__name__} is given no tensor")
@@ -109,7 +96,7 @@ def begin_gpu(
         elsewhere() as do,
     ):
         if any(leaf.numel() == 0 for leaf in tensors):  # of which no pass makes anything
-            blank = empty(trace(network, typed[0], typed[1], options.device), options, network)
+            blank = empty(trace(network, typed[0], typed[1], options.device), options.device, network)
             return lambda: blank
         with phase("tracing"):
             graph, places = understand(network, typed[0], typed[1], options.device, islands=True)
@@ -117,7 +104,7 @@ def begin_gpu(
                 narrowing.apply(graph, places)
         setting = Setting(options.device, options.dtype, options.tf32)
         with phase("listing kernels"):
-            compilers.prepare(kernels(graph, places, setting, options.tune, choices))  # they begin while the reference is computed
+            compilers.prepare(kernels(graph, places, setting, options.tune, request.choices))  # they begin while the reference is computed
         with phase("reference"):
             batches = _batches(typed, tensors, options.device) if narrowing is None else narrowing.batches(len(tensors[0]), options.device)
             reference: Any = narrowing or do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
@@ -126,7 +113,7 @@ def begin_gpu(
         tensors = tensors_of(batches[0])
         spec = graph.spec
         dtypes: list[torch.dtype | None] = [leaf.dtype if isinstance(leaf, Node) else None for leaf in graph.outputs]
-        whole = Whole(network, typed, dtypes, batches, reference, options, choices, key(graph, setting))
+        whole = Whole(network, typed, dtypes, batches, reference, options, request.choices, key(graph, setting))
         if contest:
             with phase("PyTorch's compiler"):
                 known = remembered(whole)
@@ -137,7 +124,7 @@ def begin_gpu(
                 return lambda: served
 
         def planned(graph: Graph, places: dict[Node, Place], weights: Weights) -> Callable[[], tuple[Plan, PlanReport]]:
-            return _planned(graph, places, setting, options, weights, choices, compilers, batches, reference)
+            return _planned(graph, places, setting, replace(request, weights=weights), compilers, batches, reference)
 
         def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
             return understand(network, typed[0], typed[1], options.device, islands)
@@ -189,14 +176,13 @@ def _planned(
     graph: Graph,
     places: dict[Node, Place],
     setting: Setting,
-    options: Options,
-    weights: Weights,
-    choices: Choices,
+    request: Request,
     compilers: Compilers,
     batches: list[Any],
     reference: Reference,
 ) -> Callable[[], tuple[Plan, PlanReport]]:
     """Choose the kernels of a graph, compare it with the network, and return what captures it."""
+    options, weights, choices = request.options, request.weights, request.choices
     with bar("choosing kernels", options.progress) as progress:
         decision = choose(graph, places, setting, options.tune, choices, compilers, progress)
         if options.tune != "none" or not weights.planned:  # of later shapes, guesses share most kernels with the first's

@@ -19,9 +19,9 @@ from zoo.kernels.passes.graph import Graph
 from zoo.kernels.plans.plan import Plan
 from zoo.kernels.plans.proving import REPLAYS
 from zoo.kernels.plans.rival import FASTER, Compiled, parity, race
-from zoo.kernels.reports.built_plan import Options
 from zoo.kernels.reports.report import PlanReport, Row
 from zoo.kernels.tuning.choices import Choice, Choices
+from zoo.kernels.tuning.request import Options
 from zoo.kernels.tuning.steps import Setting
 
 COMPILER, PLAN = "torch.compile", "plan"

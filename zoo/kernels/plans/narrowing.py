@@ -18,7 +18,7 @@ from zoo.kernels.comparing.precision import products
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.ops import conv
 from zoo.kernels.ops._activation import ACTIVATIONS
-from zoo.kernels.ops.narrow_conv import MOST, narrowed
+from zoo.kernels.ops._narrow import MOST, narrowed
 from zoo.kernels.passes.graph import OUTSIDE, Graph, Node
 from zoo.kernels.passes.kinds import is_stem
 from zoo.kernels.passes.place import Place

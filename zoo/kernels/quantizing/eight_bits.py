@@ -32,10 +32,11 @@ from zoo.kernels.quantizing.images import Images
 from zoo.kernels.quantizing.quantize import KEEP, KEPT_FILES, NotCertified
 from zoo.kernels.quantizing.quantized import LEAST, SAME_FLOAT, WITNESSES, state_of, version_of
 from zoo.kernels.quantizing.tolerance import Tolerance
-from zoo.kernels.reports.built_plan import Built, Options
+from zoo.kernels.reports.built_plan import Built
 from zoo.kernels.reports.report import Row
 from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choices import Choices, folder
+from zoo.kernels.tuning.choices import folder
+from zoo.kernels.tuning.request import Request
 
 CAPABLE = {"int8": (8, 0), "fp8": (8, 9)}
 """Compute capability from which on a GPU multiplies such numbers."""
@@ -195,22 +196,14 @@ class EightBits:
             raise ValueError(f"{path.name} is no network in 8 bits, or it is damaged: {first_line(error)}") from error
 
 
-def begin_narrow(
-    certified: EightBits,
-    network: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options,
-    weights: Weights,
-    choices: Choices,
-) -> Callable[[], Built]:
+def begin_narrow(certified: EightBits, request: Request) -> Callable[[], Built]:
     """Begin a plan in 8 bits for calls of the certified size, in the network's half precision for others."""
     from zoo.kernels.plans.build import begin_gpu
 
-    half = str(options.dtype).removeprefix("torch.")
+    half = str(request.options.dtype).removeprefix("torch.")
 
     def wide(why: str) -> Callable[[], Built]:
-        finish = begin_gpu(network, args, kwargs, options, Weights(), choices)
+        finish = begin_gpu(replace(request, weights=Weights()))
 
         def finished() -> Built:
             built = finish()
@@ -219,12 +212,12 @@ def begin_narrow(
 
         return finished
 
-    given = tensors_of((args, kwargs))
+    given = tensors_of((request.args, request.kwargs))
     shape: Any = tuple(given[0].shape) if given else ()
-    if len(pytree.tree_leaves((args, kwargs))) != 1 or shape[1:] != certified.shape or shape[0] == 0:
+    if len(pytree.tree_leaves((request.args, request.kwargs))) != 1 or shape[1:] != certified.shape or shape[0] == 0:
         return wide(f"{certified.kind} was certified for images of {'x'.join(map(str, certified.shape))} alone")
     try:
-        finish = begin_gpu(network, args, kwargs, options, weights, choices, contest=False, narrowing=certified)
+        finish = begin_gpu(request, contest=False, narrowing=certified)
     except Untraceable as error:
         if certified.certificate is None:
             raise

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,9 +14,9 @@ from zoo.kernels.engines.build import build_cpu
 from zoo.kernels.quantizing.certificate import Reference, answers, compare
 from zoo.kernels.quantizing.quantized import LEAST, answers_alike, state_of
 from zoo.kernels.quantizing.tolerance import Tolerance
-from zoo.kernels.reports.built_plan import Built, Options
-from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choices import Choice, Choices
+from zoo.kernels.reports.built_plan import Built
+from zoo.kernels.tuning.choices import Choice
+from zoo.kernels.tuning.request import Request
 
 ENGINE = "openvino"
 """The engine that computes in bfloat16 where a CPU has it; onnxruntime would compute in float32."""
@@ -71,31 +70,20 @@ class Narrow:
         return compare(Reference(list(self.right), False), found, "", "", Tolerance(), calibrated=0, digest="").error
 
 
-def build_narrow(
-    certified: Narrow,
-    network: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options,
-    weights: Weights,
-    choices: Choices,
-) -> Built:
+def build_narrow(certified: Narrow, request: Request) -> Built:
     """Answer calls of the certified size in bfloat16 where that is as near to float32 as what was certified; others in float32."""
-    given = tensors_of((args, kwargs))
+    given = tensors_of((request.args, request.kwargs))
     shape = list(given[0].shape) if given else []
-    if len(pytree.tree_leaves((args, kwargs))) != 1 or shape[1:] != list(certified.shape) or shape[0] == 0:
+    if len(pytree.tree_leaves((request.args, request.kwargs))) != 1 or shape[1:] != list(certified.shape) or shape[0] == 0:
         why = f"bfloat16 was certified for images of {'x'.join(map(str, certified.shape))} alone"
     else:
-        known: Any = Forced() if shape[0] == 1 else choices
-        built = build_cpu(network, args, kwargs, options, weights, known)
+        known: Any = Forced() if shape[0] == 1 else request.choices
+        built = build_cpu(replace(request, choices=known))
         off = certified.off(lambda part: built.run([part]), shape[0])
         least = LEAST if certified.asked is None else min(LEAST, certified.asked)
         if off <= max(WORSE * certified.error, least):
             return built
         why = f"bfloat16 has an error of {off:.2g} here, and {certified.error:.2g} where it was certified"
-    single: Any = SimpleNamespace(
-        device=options.device, dtype=torch.float32, tune=options.tune, tf32=options.tf32, progress=options.progress
-    )
-    built = build_cpu(network, args, kwargs, single, weights, choices)
+    built = build_cpu(replace(request, options=replace(request.options, dtype=torch.float32)))
     built.report.notes.append(f"computed in float32: {why}")
     return built

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.copies import in_own_dtype, own_dtype
@@ -20,33 +20,26 @@ from zoo.kernels.engines.race import Trial, fastest, turn, undisturbed
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.quantizing.quantized import LEAST, SAME_ANSWERS, Quantized
-from zoo.kernels.reports.built_plan import Built, Options
+from zoo.kernels.reports.built_plan import Built
 from zoo.kernels.reports.progress_bar import bar
 from zoo.kernels.reports.report import PlanReport, Row
-from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choices import Choice, Choices
+from zoo.kernels.tuning.choices import Choice
+from zoo.kernels.tuning.request import Request
 
 BUDGET = 4.0
 """Seconds to spend on timing a batch as one against image by image."""
 
 
-def build_int8(
-    quantized: Quantized,
-    network: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options,
-    weights: Weights,
-    choices: Choices,
-) -> Built:
+def build_int8(quantized: Quantized, request: Request) -> Built:
     """Answer calls of the certified size in int8, a batch as one or image by image, whichever is faster; others in float32."""
 
     def single(why: str) -> Built:
-        built = build_cpu(network, args, kwargs, options, weights, choices)
+        built = build_cpu(request)
         built.report.notes.append(f"computed in float32: {why}")
         return built
 
-    given_args, given_kwargs = in_own_dtype(network, (args, kwargs))
+    network, choices = request.network, request.choices
+    given_args, given_kwargs = in_own_dtype(network, (request.args, request.kwargs))
     leaves, spec = pytree.tree_flatten((given_args, given_kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     size = "x".join(map(str, quantized.shape))
@@ -69,7 +62,7 @@ def build_int8(
         form = Form.of(model(example[0][:1]))
     key = f"int8 {quantized.digest} {key_of(network, graph, own, torch.int8, [shape])}"
     known = choices.get(key)
-    with bar("choosing kernels", options.progress) as progress, phase("making and timing engines"):
+    with bar("choosing kernels", request.options.progress) as progress, phase("making and timing engines"):
         say: Callable[[str], None] = (lambda text: None) if progress is None else (lambda text: progress(0, 1, text))
         trial = Trial(_same(quantized, form, example[0]), say)
         for engine in _engines(quantized, form, shape[0]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,21 +29,11 @@ class Built:
         self.single = self.spec.is_leaf()
 
 
-class Options(Protocol):
-    """What a plan needs to know of the fast network."""
-
-    device: torch.device
-    dtype: torch.dtype
-    tune: Any
-    tf32: bool
-    progress: bool
-
-
-def empty(graph: Graph, options: Options, network: nn.Module) -> Built:
+def empty(graph: Graph, device: torch.device, network: nn.Module) -> Built:
     """A batch of no images has outputs without elements; where an output has some nevertheless, the network has to compute them."""
     if any(isinstance(leaf, Node) and torch.Size(leaf.shape).numel() for leaf in graph.outputs):
         raise Untraceable(f"{type(network).__name__} makes something of an empty tensor")
-    made = [torch.empty(leaf.shape, dtype=leaf.dtype, device=options.device) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
+    made = [torch.empty(leaf.shape, dtype=leaf.dtype, device=device) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
     return Built(
         lambda _: [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in made],
         graph.spec,

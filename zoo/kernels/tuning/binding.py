@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.kernels import ops
-from zoo.kernels.ops.narrow_conv import narrowed
+from zoo.kernels.ops._narrow import narrowed
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.steps import ATEN, IMAGE_OPS, NARROW, UNPLACED, Candidate, Setting, arguments, reference_op

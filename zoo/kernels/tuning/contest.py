@@ -25,7 +25,7 @@ from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.measuring.fresh_thread import Do, elsewhere
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.measuring.timing import NotCapturable, graph_time_us
-from zoo.kernels.ops.narrow_conv import MOST, narrowed
+from zoo.kernels.ops._narrow import MOST, narrowed
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning.binding import Bound, bind, blanks, empty, home, packed_image
@@ -150,7 +150,7 @@ def tune(
     done = 0
     count = min(32, 2 * (os.cpu_count() or 1))
     with elsewhere() as guessing, ThreadPoolExecutor(count, initializer=_own_stream, initargs=(setting.device,)) as pool:
-        for group in _groups(nodes, places, setting):
+        for group in _groups(nodes, setting):
             late = schedule.is_late(done)
             several = {key: _quickest(found[key]) if late else found[key] for key in group}
             contests = [_contest(key, nodes[key], several[key], places, setting) for key in group]
@@ -243,7 +243,7 @@ def _compiled(
     return {key: [c for c in several if c.op in FOREIGN or (key, str(c)) in done] for key, several in found.items()}
 
 
-def _groups(nodes: dict[str, Node], places: dict[Node, Place], setting: Setting) -> Iterator[list[str]]:
+def _groups(nodes: dict[str, Node], setting: Setting) -> Iterator[list[str]]:
     """Split steps into groups whose inputs and outputs fit a part of the free memory together."""
     room = _room(setting)
     group: list[str] = []

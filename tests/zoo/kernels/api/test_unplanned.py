@@ -20,6 +20,7 @@ from zoo.kernels.engines import build as building
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans.plan import Plan
+from zoo.kernels.tuning.request import Request
 
 
 class DependsOnValues(nn.Module):
@@ -49,9 +50,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments of each plan that is begun."""
     found, build = list[Any](), building.build_cpu
 
-    def counting(network: nn.Module, args: Any, *rest: Any) -> Any:
-        found.append(args)
-        return build(network, args, *rest)
+    def counting(request: Request) -> Any:
+        found.append(request.args)
+        return build(request)
 
     monkeypatch.setattr(building, "build_cpu", counting)
     return found

@@ -91,6 +91,8 @@ def test_an_interrupt_waits_for_the_call_that_is_made(monkeypatch: pytest.Monkey
 def test_a_plan_is_compared_with_what_was_computed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as a machine without a GPU comes: the reference is asked for in another thread, and so are the means for rounding."""
     from zoo.kernels.plans import build
+    from zoo.kernels.tuning.binding import Weights
+    from zoo.kernels.tuning.request import Options, Request
 
     threads, here = dict[str, threading.Thread](), threading.current_thread()
 
@@ -113,9 +115,10 @@ def test_a_plan_is_compared_with_what_was_computed_elsewhere(monkeypatch: pytest
     monkeypatch.setattr(build, "kernels", lambda *given: [])
     monkeypatch.setattr(build, "Reference", Reference)
     monkeypatch.setattr(build, "_means", means)
-    options = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16, tune="quick", tf32=False, progress=False)
+    options = Options(torch.device("cpu"), torch.bfloat16, "quick", tf32=False, progress=False)
+    request = Request(nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),), {}, options, Weights(), cast(Any, None))
     with pytest.raises(Untraceable, match="far enough"):
-        build.begin_gpu(nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),), {}, options, build.Weights(), cast(Any, None))
+        build.begin_gpu(request)
     assert len({here, threads["reference"]}) == 2
     assert threads["means"] == threads["reference"]
 

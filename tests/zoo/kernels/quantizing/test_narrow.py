@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from zoo.kernels.api import precisions
 from zoo.kernels.quantizing import narrow
 from zoo.kernels.quantizing.narrow import Narrow, build_narrow
 from zoo.kernels.quantizing.quantized import version_of
+from zoo.kernels.tuning.request import Options, Request
 
 if importlib.util.find_spec("openvino") is None:
     pytest.skip("openvino is not installed", allow_module_level=True)
@@ -80,20 +81,19 @@ def test_a_plan_for_another_batch_is_compared_before_it_serves(monkeypatch: pyte
         right = network(images)
     asked: list[torch.dtype] = []
 
-    def build(network: nn.Module, args: Any, kwargs: Any, options: Any, weights: Any, choices: Any) -> Any:
+    def build(request: Request) -> Any:
         def run(given: list[Tensor]) -> list[Tensor]:
-            assert given[0].shape == args[0].shape
+            assert given[0].shape == request.args[0].shape
             with torch.no_grad():
                 return [scale * network(given[0])]
 
-        asked.append(options.dtype)
+        asked.append(request.options.dtype)
         return SimpleNamespace(run=run, report=SimpleNamespace(notes=[]))
 
     monkeypatch.setattr(narrow, "build_cpu", build)
     certified = Narrow((3, 16, 16), images, (right,), 0.004, 0.3, "")
-    options: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16, tune="none", tf32=False, progress=False)
-    missing: Any = None
-    built = build_narrow(certified, network, (shapes(3),), {}, options, missing, missing)
+    options, missing = Options(torch.device("cpu"), torch.bfloat16, "none", tf32=False, progress=False), cast(Any, None)
+    built = build_narrow(certified, Request(network, (shapes(3),), {}, options, missing, missing))
     assert asked[-1] == dtype
     assert built.report.notes == ([] if dtype == torch.bfloat16 else [
         "computed in float32: bfloat16 has an error of 0.02 here, and 0.004 where it was certified"

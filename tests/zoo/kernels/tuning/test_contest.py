@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -11,13 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from zoo import MobileNetV3Small
 from zoo.kernels.passes.graph import Node
+from zoo.kernels.passes.merge import merges
 from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.passes.place import Place
 from zoo.kernels.tuning import contest
 from zoo.kernels.tuning.binding import bind
 from zoo.kernels.tuning.choices import Choice
-from zoo.kernels.tuning.steps import ATEN, Candidate, Setting
+from zoo.kernels.tuning.steps import ATEN, MERGED, Candidate, Setting
 
 CPU = torch.device("cpu")
 COMPILING_S, TIMING_S, LIMIT_S = 20.0, 0.75, 40.0
@@ -37,6 +40,9 @@ class Contest:
         us: the time of an op's candidates in microseconds; ops that are not in it take 20.
         results: what an op's candidates compute, from the right values in float32; ops that are not in it compute what PyTorch does.
         seconds: what the clock says.
+        free: bytes of the GPU that nobody has.
+        events: what happened: calls of candidates by their ops, "waits" for the GPU, "emptied" where memory was given back; calls of the
+            thread that holds the contests in capitals.
         timed: the candidates that were timed, in this order.
     """
 
@@ -44,6 +50,7 @@ class Contest:
         self.found, self.us = list[Candidate](), dict[str, float]()
         self.results: dict[str, Callable[[Tensor], Tensor]] = {}
         self.seconds, self.timed, self._called = 0.0, list[Candidate](), Candidate(ATEN)
+        self.free, self.events = 1 << 33, list[str]()
 
     def bind(self, node: Node, candidate: Candidate, setting: Setting) -> Any:
         result, plain = self.results.get(candidate.op), bind(node, Candidate(ATEN), setting)
@@ -51,6 +58,8 @@ class Contest:
 
         def bound(inputs: list[Tensor], out: Tensor | None) -> Any:
             self._called = candidate
+            main = threading.current_thread() is threading.main_thread()
+            self.events.append(candidate.op.upper() if main else candidate.op)
             return plain(inputs, out) if result is None else result(exact([x.float() for x in inputs], None))
 
         return bound
@@ -70,11 +79,17 @@ class Contest:
         network = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()).eval()
         graph, places = understand(network, (torch.empty(images, 8, 6, 6),), {}, CPU)
         (node,) = graph.steps()
-        nodes: dict[str, Node] = {str(number): node for number in range(steps)}
-        around: dict[Node, Place] = places
+        return self.choices_of({str(number): node for number in range(steps)}, places, level)
+
+    def choices_of(self, nodes: dict[str, Node], places: dict[Node, Place], level: str = "quick") -> list[Choice]:
+        """Hold the contests of these steps."""
         compilers: Any = self
-        found = contest.tune(nodes, around, Setting(CPU, torch.bfloat16), dict.fromkeys(nodes, level), compilers)
+        found = contest.tune(nodes, places, Setting(CPU, torch.bfloat16), dict.fromkeys(nodes, level), compilers)
         return [choice for _, choice in found]
+
+    def first_calls(self) -> list[str]:
+        """Return what happened until the first step was timed, which begins with plain PyTorch."""
+        return self.events[: self.events.index(ATEN)]
 
     def timed_steps(self) -> list[list[Candidate]]:
         """Return what was timed beside PyTorch, step by step."""
@@ -91,11 +106,14 @@ class Contest:
 def held(monkeypatch: pytest.MonkeyPatch) -> Contest:
     """A CPU that takes part in contests."""
     made = Contest()
-    for name in ("synchronize", "empty_cache", "set_device"):
-        monkeypatch.setattr(torch.cuda, name, lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.events.append("waits"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: made.events.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (made.free, 1 << 34))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 72)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 8)
     monkeypatch.setattr(torch.cuda, "Stream", SimpleNamespace)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(contest, "_room", lambda setting: 1 << 30)
     monkeypatch.setattr(contest, "QUICK_S", LIMIT_S)
     monkeypatch.setattr(contest, "time", SimpleNamespace(monotonic=lambda: made.seconds, perf_counter=lambda: made.seconds))
     monkeypatch.setattr(contest, "graph_time_us", made.time)
@@ -176,3 +194,73 @@ def test_beside_an_exact_result_an_error_below_one_rounding_is_allowed(held: Con
     assert [choice.op for choice in held.choices()] == ["conv"]
     held.results["conv"] = lambda right: right.bfloat16()
     assert [choice.op for choice in held.choices()] == [ATEN]
+
+
+@pytest.mark.parametrize(("results", "counts"), [(3, [3, 3, 3, 1]), (0, [2] * 5), (100, [10])])
+def test_no_more_results_are_made_beside_each_other_than_an_eighth_of_the_free_memory_holds(
+    held: Contest, results: int, counts: list[int]
+) -> None:
+    """A result has 1,152 bytes here; 64 bytes are kept by PyTorch, and free."""
+    held.found = [Candidate("conv", {"a": number}) for number in range(10)]
+    held.free = 8 * results * 1152 - 64
+    held.choices()
+    together = [len(part.split()) for part in " ".join(held.first_calls()).split("waits") if part.strip()]
+    assert together == counts
+
+
+def crowded(times: int = 1) -> Callable[[Tensor], Tensor]:
+    """Return what has no room at first."""
+    left = [None] * times
+
+    def result(right: Tensor) -> Tensor:
+        if left:
+            left.pop()
+            raise torch.OutOfMemoryError("no room beside others")
+        return right.bfloat16()
+
+    return result
+
+
+def test_a_first_call_without_room_is_made_again_alone_and_one_that_fails_is_not(held: Contest) -> None:
+    def wrong(right: Tensor) -> Tensor:
+        raise RuntimeError("no plan")
+
+    held.found = [Candidate("conv"), Candidate("cublaslt"), Candidate("cudnn_graph")]
+    held.results = {"conv": crowded(), "cudnn_graph": wrong}
+    held.us = {"conv": 1.0}
+    assert [choice.op for choice in held.choices()] == ["conv"]
+    calls = held.first_calls()
+    assert sorted(calls[: calls.index("emptied")]) == ["conv", "cublaslt", "cudnn_graph", "waits", "waits"]
+    assert calls[calls.index("emptied") :] == ["emptied", "conv", "waits"]
+
+
+def test_what_searches_for_a_thread_alone_is_called_first_by_the_one_that_goes_on(held: Contest) -> None:
+    held.found = [Candidate("cudnn_conv"), Candidate("conv")]
+    held.results = {"cudnn_conv": crowded()}
+    held.choices()
+    assert held.first_calls() == ["waits", "CUDNN_CONV", "conv", "waits", "emptied", "CUDNN_CONV", "waits"]
+
+
+def test_a_merged_step_without_a_kernel_is_not_run(held: Contest) -> None:
+    graph, places = understand(MobileNetV3Small().eval(), (torch.empty(2, 3, 64, 64),), {}, CPU)
+    merged = next(merge.node for merge in merges(graph, places) if merge.node.op in MERGED)
+    (choice,) = held.choices_of({"merged": merged}, places)
+    assert (choice.op, choice.us) == (ATEN, 0.0)
+    assert not held.timed
+
+
+def test_plain_pytorch_is_timed_by_cudnns_first_guess_in_a_thread_that_leaves_it_to_nobody(
+    held: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[bool, bool]] = []
+
+    def time(call: Callable[[], Any]) -> float:
+        found.append((torch.backends.cudnn.benchmark, threading.current_thread() is threading.main_thread()))
+        return held.time(call)
+
+    monkeypatch.setattr(contest, "graph_time_us", time)
+    held.found, held.us = [Candidate("cudnn_conv")], {ATEN: 6.0, "cudnn_conv": 7.0}
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        (choice,) = held.choices()
+    assert found == [(False, False), (False, True)]
+    assert (choice.op, choice.us, choice.aten_us) == (ATEN, 6.0, 6.0)
