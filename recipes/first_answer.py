@@ -12,8 +12,10 @@ with the first one's caches. `shipped` is "quick" with the choices that the pack
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import os
+import pstats
 import subprocess
 import sys
 import tempfile
@@ -80,12 +82,14 @@ def measured(way: str, name: str, batch: int) -> dict[str, Any]:
     return found
 
 
-def started(way: str, name: str, batch: int, caches: str) -> dict[str, Any]:
+def started(way: str, name: str, batch: int, caches: str, profile: bool) -> dict[str, Any]:
     """Measure one way in a process of its own with caches of its own."""
     places = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "ZOO_CACHE": "zoo", "XDG_CACHE_HOME": "other"}
     env = os.environ | {variable: str(Path(caches) / folder) for variable, folder in places.items()}
-    command = [sys.executable, __file__, "--one", way, f"{name}@{batch}"]
+    command = [sys.executable, __file__, "--one", way, f"{name}@{batch}", *(["--profile"] if profile else [])]
     done = subprocess.run(command, capture_output=True, text=True, env=env | {"PYTHONPATH": f"{ROOT}:{env.get('PYTHONPATH', '')}"})
+    if profile:
+        print(done.stderr, file=sys.stderr)
     if done.returncode:
         print(done.stderr, file=sys.stderr)
         said = [line for line in done.stderr.splitlines() if "rror:" in line]
@@ -98,11 +102,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cells", nargs="+", help="NETWORK@BATCH, of the zoo")
     parser.add_argument("--ways", default=",".join(WAYS), help="default %(default)s")
+    parser.add_argument("--profile", action="store_true", help="print what the functions of the first answer took, by Python's profiler")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     cells = [(name, int(batch or 1)) for name, _, batch in (cell.partition("@") for cell in options.cells)]
     if options.one:
-        print(json.dumps(measured(options.one, *cells[0])))
+        profiler = cProfile.Profile() if options.profile else None
+        found = measured(options.one, *cells[0]) if profiler is None else profiler.runcall(measured, options.one, *cells[0])
+        if profiler is not None:
+            pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumulative").print_stats(80)
+        print(json.dumps(found))
         return
     print("| network | batch | way | first s | ready s | longest call s | ms |")
     print("|---|--:|---|--:|--:|--:|--:|")
@@ -110,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as caches:
             for way in options.ways.split(","):
                 own = "quick" if way == "quick again" else way
-                found = started(way, name, batch, str(Path(caches) / own))
+                found = started(way, name, batch, str(Path(caches) / own), options.profile)
                 if "failed" in found:
                     print(f"| {name} | {batch} | {way} | {found['failed']} | | | |", flush=True)
                     continue
