@@ -77,7 +77,9 @@ class Said(Transcript):
 
     def whole(self, operation: Operation, role: str, default: tuple[int, ...]) -> tuple[int, ...]:
         held = self.told(operation, role)
-        return tuple(int(n) for n in held.reshape(-1)) if isinstance(held, np.ndarray) and held.dtype.kind in "iub" else default
+        return (
+            tuple(int(n) for n in held.reshape(-1)) if isinstance(held, np.ndarray) and held.size and held.dtype.kind in "iub" else default
+        )
 
     def flag(self, operation: Operation, role: str, default: bool = False) -> bool:
         return bool(self.whole(operation, role, (int(default),))[0])

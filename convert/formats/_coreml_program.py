@@ -33,6 +33,8 @@ TEXT = 2
 BLOBS = {1: 10, 2: 11, 3: 31, 4: 21, 5: 13, 6: 22, 7: 32, 9: 13, 14: 23, 15: 33}
 """What the weights' file calls the types of numbers."""
 MOST_OPERATIONS = 200_000
+PIECE = 1 << 20
+"""Places in a table that are unpacked at a time; a multiple of 8."""
 DIMENSION = schema("constant constants 1", constant=schema("int size 1"))
 KIND = schema("tensor tensors 1", tensor=schema("int dtype 1, int rank 2, dim dims 3", dim=DIMENSION))
 IMMEDIATE = schema(
@@ -136,19 +138,23 @@ def _program(program: memoryview, model: Path, files: Maps) -> Program:
         roles: dict[str, list[str]] = {}
         for entry in told.get("inputs", []):
             bindings = [binding for argument in entry.get("arguments", []) for binding in argument.get("bindings", [])]
-            roles[one(entry, "key", "")] = [_bound(binding, found, model, files) for binding in bindings]
+            names = [_bound(binding, found, model, files) for binding in bindings]
+            if None in names:
+                kind = f"{kind} (with a value of a type that is not read)"
+            roles[one(entry, "key", "")] = [name or "" for name in names]
         found.operations.append(Operation(kind, roles, outputs))
     return _coreml_mil.checked(found)
 
 
-def _bound(binding: Message, found: Program, model: Path, files: Maps) -> str:
-    """Name what an operation reads; a constant in place gets a name of its own."""
+def _bound(binding: Message, found: Program, model: Path, files: Maps) -> str | None:
+    """Name what an operation reads; a constant in place gets a name of its own. None of one that is not read."""
     if not binding.get("values"):
         return one(binding, "name", "")
     name = f"\0held {len(found.constants)}"
     constant = _value(binding["values"][-1], name, model, files)
-    if constant is not None:
-        found.constants[name] = constant
+    if constant is None:
+        return None
+    found.constants[name] = constant
     return name
 
 
@@ -188,9 +194,15 @@ def _of_table(name: str, places: Stored, table: Stored, shape: tuple[int, ...]) 
         raise MalformedFile(f"{name:.100} of shape {shape} has {math.prod(places.shape)} bytes of places in a table of {size} numbers")
 
     def load() -> np.ndarray:
-        single = np.unpackbits(places.array().reshape(-1).view(np.uint8), bitorder="little")[: count * bits].reshape(count, bits)
-        at = (single.astype(np.int64) << np.arange(bits)).sum(1)
-        return table.array().reshape(-1)[at].astype(np.float32).reshape(shape)
+        packed = places.array().reshape(-1).view(np.uint8)
+        at = packed if bits == 8 else np.empty(count, np.uint8)
+        for first in range(0, count if bits < 8 else 0, PIECE):
+            some = min(PIECE, count - first)
+            single = np.unpackbits(packed[first * bits // 8 : -(-(first + some) * bits // 8)], count=some * bits, bitorder="little")
+            padded = np.zeros((some, 8), np.uint8)
+            padded[:, :bits] = single.reshape(some, bits)
+            at[first : first + some] = np.packbits(padded, axis=1, bitorder="little").reshape(-1)
+        return table.array().reshape(-1).astype(np.float32)[at].reshape(shape)
 
     return Stored(f"{name}, of a table of {size}", shape, np.dtype(np.float32), load)
 

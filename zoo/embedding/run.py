@@ -196,6 +196,8 @@ def _int8(model: Model, dtype: Any, where: torch.device, fast: bool, engine: str
         return None
     if narrow == "auto":
         raise ValueError('embed() takes no dtype="auto": which precision is the fastest depends on timing, and rows must not')
+    if narrow != "int8":
+        raise ValueError(f'embed() takes no dtype="{narrow}": 8 bits are "int8" on a CPU there; on a GPU use torch.bfloat16')
     if calibration is None:
         raise ValueError('dtype="int8" needs calibration=, 64 images or more of the kind that are embedded')
     if where.type != "cpu" or not fast or engine != "local":

@@ -158,7 +158,7 @@ def fast(
         raise ValueError(f'tune="background" goes without {with_it}, which has to be compared before the first call; take tune="quick"')
     given = {"calibration": calibration, "check": check, "labels": labels, "tolerance": tolerance}
     if narrow is None and (extra := [name for name, value in given.items() if value is not None]):
-        raise ValueError(f'{extra[0]} goes with dtype="int8" or dtype="auto", got dtype={dtype!r}')
+        raise ValueError(f'{extra[0]} goes with dtype="int8", "fp8" or "auto", got dtype={dtype!r}')
     if narrow is not None and calibration is None and (extra := [name for name in ("check", "labels") if given[name] is not None]):
         raise ValueError(f"{extra[0]} goes with calibration=, the images to calibrate on")
     if narrow is not None and (train or tf32):

@@ -124,7 +124,7 @@ def _on_gpu(
 
     def narrow(kind: str) -> Fast:
         with bar(f"proving {kind}", wanted.progress) as progress:
-            fast, made = certified(network, images, kind, tolerance, reference, device, build, _saying(progress))
+            fast, made = certified(network, images, kind, tolerance, reference, device, tuple(example.shape), build, _saying(progress))
         if made is None:
             fast.told = [f"{kind} is no faster than {fast.precision} here, at {'x'.join(map(str, example.shape))}: it was not taken"]
         else:
@@ -163,11 +163,12 @@ def _on_gpu(
         except ValueError as error:
             told.append(f"{kind}: {error}")
     seconds = _timed({name: _waiting(call) for name, call in made.items()}, example)
-    allowed = {wide.precision, *(proof.precision for proof in proofs if proof.proven)}
-    best = min((name for name in seconds if name in allowed), key=seconds.__getitem__)
-    chosen = made[best]
+    allowed = {proof.precision for proof in proofs if proof.proven}
+    best = min((name for name in seconds if name in allowed), key=seconds.__getitem__, default="float32")
+    chosen = made.get(best) or _ready(Fast(model, device, torch.float32, wanted.tune, False, wanted.progress), example)
+    how = 'the fastest whose certificate holds, by dtype="auto"' if best in made else "nothing narrower keeps the tolerance"
     chosen.proofs, chosen._proven_of = proofs, state_of(network)
-    chosen.told = [f'{best}: the fastest whose certificate holds, by dtype="auto"', *table(seconds, proofs, wide.precision), *told]
+    chosen.told = [f"{best}: {how}", *table(seconds, proofs, wide.precision), *told]
     return chosen
 
 

@@ -19,6 +19,7 @@ from zoo.kernels.errors import Untraceable
 from zoo.kernels.ops import conv
 from zoo.kernels.ops._activation import ACTIVATIONS
 from zoo.kernels.ops._narrow import MOST, narrowed
+from zoo.kernels.passes.aten import is_view
 from zoo.kernels.passes.graph import OUTSIDE, Graph, Node
 from zoo.kernels.passes.kinds import is_stem
 from zoo.kernels.passes.place import Place
@@ -31,8 +32,21 @@ from zoo.kernels.tuning.steps import Setting
 KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 SHAPES = ("view", "rows")
 """Steps that show the same numbers in another shape."""
-FINITE = ("conv", "narrow_conv", "pool", "mean", "pointwise", "layer_norm", "cat", "squeeze_excite", "input")
-"""Steps that make no infinity or NaN of finite numbers, for int8 has none: after other steps a layer stays wide in it."""
+FINITE = ("conv", "pool", "mean", "pointwise", "layer_norm", "cat", "squeeze_excite", "pad", "item", "input", "const", *SHAPES)
+"""Steps that make no infinity or NaN of finite numbers, for int8 has none: behind other steps all layers stay wide in it."""
+FINITE_OPERATORS = (
+    "add",
+    "relu",
+    "clone",
+    "cat",
+    "constant_pad_nd",
+    "upsample_nearest2d",
+    "upsample_bilinear2d",
+    "hardtanh",
+    "sigmoid",
+    "gelu",
+)
+"""The same of PyTorch's operators, with all that only show numbers otherwise."""
 HOMOGENEOUS = ("none", "relu", "leaky_relu_0.1", "leaky_relu_0.01")
 """Activations that a factor may be taken through."""
 RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -70,7 +84,18 @@ def root(value: Node) -> Node:
     return value
 
 
-def able(node: Node, kind: str, users: dict[Node, list[Node]]) -> bool:
+def finite_values(graph: Graph) -> set[Node]:
+    """Return the values that are finite where the images are."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        func: Any = node.attrs.get("func")
+        plain = node.op in FINITE or (node.op == "aten" and (is_view(func) or func._overloadpacket.__name__ in FINITE_OPERATORS))
+        if plain and all(source in found for source in node.inputs):
+            found.add(node)
+    return found
+
+
+def able(node: Node, kind: str, users: dict[Node, list[Node]], finite: set[Node]) -> bool:
     """Tell whether a step is a layer that 8 bits can compute: dense, of 16 channels at least, not the first nor the last."""
     a = node.attrs
     if node.op != "conv" or a["groups"] != 1 or a.get("scale") is not None or a["pre_act"] != "none" or "gate" in node.roles:
@@ -79,7 +104,7 @@ def able(node: Node, kind: str, users: dict[Node, list[Node]]) -> bool:
     source = node.inputs[0]
     if c % 16 or k % 16 or a["act"] not in ACTIVATIONS or len(source.shape) != 4 or root(source).op in ("input", "const"):
         return False
-    if kind == "int8" and root(source).op not in FINITE:
+    if kind == "int8" and source not in finite:
         return False
     return not _is_last(node, users)
 
@@ -103,7 +128,8 @@ def measure(graph: Graph, places: dict[Node, Place], batches: Sequence[list[Tens
         Untraceable: there is no layer that can be narrow, or a value is not finite.
     """
     users, number = graph.users(), {node: index for index, node in enumerate(graph.steps())}
-    layers = [node for node in graph.steps() if able(node, kind, users)]
+    finite = finite_values(graph)
+    layers = [node for node in graph.steps() if able(node, kind, users, finite)]
     if not layers:
         raise Untraceable(f"it has no dense layer of 16 channels and more between its first and its last that {kind} could compute")
     found = Scales(steps_of(graph))
@@ -190,19 +216,20 @@ def narrow(graph: Graph, places: dict[Node, Place], scales: Scales, kind: str, k
         Untraceable: the graph is not that of which the scales are.
     """
     if steps_of(graph) != scales.steps:
-        raise Untraceable(f"{kind} was certified for another graph of this network")
+        raise Untraceable(f"the ranges for {kind} were measured on another graph of this network")
     users, number = graph.users(), {node: index for index, node in enumerate(graph.steps())}
-    layers = [node for node in graph.steps() if able(node, kind, users) and number[node] not in keep and number[node] in scales.means]
+    finite = finite_values(graph)
+    possible = [node for node in graph.steps() if able(node, kind, users, finite)]
+    layers = [node for node in possible if number[node] not in keep and number[node] in scales.means]
     chosen, dtype = set(layers), KINDS[kind]
     ranges = scales.clipped if clip and kind == "int8" else scales.largest
     scale = {node: max(ranges.get(index, scales.largest.get(index, 0.0)), 1e-12) / MOST[dtype] for node, index in number.items()}
     measured = {node for node, index in number.items() if index in scales.largest}
-    for node in graph.steps():  # a maximum has its input's scale
-        if _is_max_pool(node) and root(node.inputs[0]) in measured:
-            scale[node] = scale[root(node.inputs[0])]
-        elif _is_max_pool(node) and node in measured:
-            scale[root(node.inputs[0])] = scale[node]
-            measured.add(root(node.inputs[0]))
+    for alike in _families(graph):  # a maximum has its input's scale, and what it is the maximum of has it
+        known = [node for node in alike if node in measured]
+        if known:
+            scale.update(dict.fromkeys(alike, max(scale[node] for node in known)))
+            measured.update(alike)
     stored: dict[Node, bool] = {}
 
     def takes(reader: Node, value: Node) -> bool:
@@ -288,40 +315,57 @@ def _stem_writes(node: Node, users: dict[Node, list[Node]], chosen: set[Node]) -
     return able and all(reader in chosen for reader in users[node])
 
 
+def _families(graph: Graph) -> list[list[Node]]:
+    """Return the values that have a scale in common: those that maxima are made of, with the maxima."""
+    found: dict[Node, list[Node]] = {}
+    for node in graph.steps():
+        value = node
+        while _is_max_pool(value):
+            value = root(value.inputs[0])
+        found.setdefault(value, []).append(node)
+    return [
+        [value, *(node for node in alike if node is not value)] for value, alike in found.items() if len(alike) > 1 and value.op != "input"
+    ]
+
+
 def _mark_unfinite(graph: Graph) -> None:
     """Let an image with NaN or infinity in it have NaN for an answer: int8 would make plausible numbers of them.
 
     Each image's largest magnitude times 0, which is 0 or NaN, is added to what the last layer reads, or to an output without such a layer.
+    To what is not one row of numbers for each image that of all images is added.
     """
     aten = torch.ops.aten
-    marks: dict[tuple[Node, int], Node] = {}
+    marks: dict[tuple[Node, int, int], Node] = {}
+    renamed: dict[Node, Node] = {}
 
     def step(func: Any, source: list[Node], shape: tuple[int, ...], *args: Any) -> Node:
         made = Node("aten", source, {"func": func, "args": args, "kwargs": {}}, shape, source[0].dtype, ["x"] * len(source))
         graph.nodes.append(made)
         return made
 
-    def mark(image: Node, dims: int) -> Node:
-        if (image, dims) not in marks:
-            count = image.shape[0]
-            most = step(aten.linalg_vector_norm.default, [image], (count,), Ref(0), float("inf"), list(range(1, len(image.shape))))
-            none = step(aten.mul.Tensor, [most], (count,), Ref(0), 0.0)
-            marks[image, dims] = step(aten.view.default, [none], (count, *[1] * (dims - 1)), Ref(0), [count, *[1] * (dims - 1)])
-        return marks[image, dims]
+    def mark(image: Node, marked: Node) -> Node:
+        each = len(marked.shape) > 0 and marked.shape[0] == image.shape[0]
+        count, dims = image.shape[0] if each else 1, max(1, len(marked.shape))
+        if (image, count, dims) not in marks:
+            axes = list(range(int(each), len(image.shape)))
+            most = step(aten.linalg_vector_norm.default, [image], (count,) if each else (), Ref(0), float("inf"), axes)
+            none = step(aten.mul.Tensor, [most], most.shape, Ref(0), 0.0)
+            shape = (count, *[1] * (dims - 1))
+            marks[image, count, dims] = step(aten.view.default, [none], shape, Ref(0), list(shape))
+        return marks[image, count, dims]
 
     images = [node for node in graph.inputs if node.dtype.is_floating_point and len(node.shape) == 4]
     outputs = [leaf for leaf in graph.outputs if isinstance(leaf, Node) and leaf.dtype.is_floating_point and leaf.shape]
     for leaf in dict.fromkeys(outputs):
         last = root(leaf)
         for image in images:
-            if image.shape[0] != leaf.shape[0]:
-                continue
-            if last.op == "conv" and last.inputs[0].shape[0] == image.shape[0]:
+            if last.op == "conv" and last.inputs[0].shape[0] == image.shape[0] == leaf.shape[0]:
                 x = last.inputs[0]
-                last.inputs[0] = step(aten.add.Tensor, [x, mark(image, len(x.shape))], x.shape, Ref(0), Ref(1))
+                last.inputs[0] = step(aten.add.Tensor, [x, mark(image, x)], x.shape, Ref(0), Ref(1))
             else:
-                marked = step(aten.add.Tensor, [leaf, mark(image, len(leaf.shape))], leaf.shape, Ref(0), Ref(1))
-                graph.outputs = [marked if one is leaf else one for one in graph.outputs]
+                now = renamed.get(leaf, leaf)
+                renamed[leaf] = step(aten.add.Tensor, [now, mark(image, leaf)], leaf.shape, Ref(0), Ref(1))
+    graph.outputs = [renamed.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
     graph.prune()
 
 

@@ -203,7 +203,9 @@ def begin_narrow(certified: EightBits, request: Request) -> Callable[[], Built]:
     half = str(request.options.dtype).removeprefix("torch.")
 
     def wide(why: str) -> Callable[[], Built]:
-        finish = begin_gpu(replace(request, weights=Weights()))
+        if request.weights.wide is None:
+            request.weights.wide = Weights()
+        finish = begin_gpu(replace(request, weights=request.weights.wide))
 
         def finished() -> Built:
             built = finish()
@@ -267,6 +269,7 @@ def certified(
     tolerance: Tolerance,
     reference: Reference,
     device: torch.device,
+    shape: tuple[int, ...],
     build: Callable[[EightBits | None], Any],
     say: Say,
 ) -> tuple[Any, EightBits | None]:
@@ -275,22 +278,28 @@ def certified(
     Args:
         network: as of `candidates`, and so are `images`, `kind`, `device`, `reference` and `say`.
         tolerance: what the certificate has to show.
+        shape: of the images that plans are made for and timed with.
         build: makes a fast network of a candidate, or without 8 bits of None, its plan made; that has `report()`.
 
     Raises:
         NotCertified: no candidate keeps it.
         ValueError: the network can't be computed in 8 bits.
     """
-    key = _digest(network, images, kind, tolerance, device)
+    key = _digest(network, images, kind, tolerance, device, shape)
     try:
         if (known := _cached(key)) is not None and known.made_of(network):
-            return build(known), known
+            fast = build(known)
+            if isinstance(fast.report().plans[-1].parity, Nearness):  # else it is not as it was, and another plan was made
+                return fast, known
         refused: list[Certificate] = []
         tried = candidates(network, images, kind, device, reference, say)
         slow = _slow(tried[0], build, say)
         if slow is None:
             return build(None), None
-        for made in (replace(one, keep=one.keep | slow, slow=slow) for one in tried):
+        layers = set(tried[0].scales.means)
+        found = {(one.keep | slow, one.clip): replace(one, keep=one.keep | slow, slow=slow) for one in reversed(tried)}
+        tried = [one for one in reversed(found.values()) if one.keep < layers]
+        for made in tried:
             say(f"comparing {kind}, {len(made.keep)} layers wide" if made.keep else f"comparing {kind}")
             fast = build(made)
             batch = fast.report().plans[-1].shapes[0][0]
@@ -307,6 +316,8 @@ def certified(
             refused.append(certificate)
     except Untraceable as error:
         raise ValueError(f"{type(network).__name__} can't be computed in {kind}: {first_line(error)}") from error
+    if not refused:
+        return build(None), None
     best = max(refused, key=lambda one: (one.top1 or 0, -one.error))
     found = (
         f"{kind} is refused for {type(network).__name__}: of {len(refused)} candidates the nearest to float32 has {best.shares()} on "
@@ -398,9 +409,9 @@ def _certificate(
     return compare(reference, found, made.kind, by, tolerance, calibrated=len(images.calibration), digest=images.check_digest, **more)
 
 
-def _digest(network: nn.Module, images: Images, kind: str, tolerance: Tolerance, device: torch.device) -> str:
-    """Name what it follows from: weights, images, tolerance, versions, GPU."""
-    made = blake3(f"{FORMAT} {kind} {type(network).__qualname__} {network} {images.digest} {tolerance}\n".encode())
+def _digest(network: nn.Module, images: Images, kind: str, tolerance: Tolerance, device: torch.device, shape: tuple[int, ...]) -> str:
+    """Name what it follows from: weights, images, tolerance, versions, GPU, and the shape that was timed."""
+    made = blake3(f"{FORMAT} {kind} {type(network).__qualname__} {network} {images.digest} {tolerance} {shape}\n".encode())
     made.update(f"{torch.cuda.get_device_name(device)} {torch.__version__} {version_of('triton')} {state_of(network)}\n".encode())
     return made.hexdigest()[:32]
 

@@ -32,6 +32,8 @@ class Weights:
         """Of the network, where it is on another device than its plans."""
         self.planned = False
         """Whether a shape has been planned."""
+        self.wide: Weights | None = None
+        """Those of plans without 8 bits, of a network that has plans with them."""
 
     def get(self, key: tuple[Any, ...], made: Tensor) -> Tensor:
         """Return the tensor of this key that equals what was made, which is kept if there is none."""
@@ -46,7 +48,7 @@ class Weights:
         """Forget everything."""
         self._made.clear()
         self.rounded.clear()
-        self.means, self.copy, self.planned = None, None, False
+        self.means, self.copy, self.planned, self.wide = None, None, False, None
 
 
 def _bits(tensor: Tensor) -> Tensor:
