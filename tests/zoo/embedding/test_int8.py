@@ -33,6 +33,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no images": ({"dtype": "int8"}, "needs calibration="),
     "calibration alone": ({"calibration": "photos"}, 'calibration goes with dtype="int8"'),
     "auto": ({"dtype": "auto", "calibration": "photos"}, "depends on timing"),
+    "fp8": ({"dtype": "fp8", "calibration": "photos"}, 'takes no dtype="fp8": 8 bits are "int8" on a CPU'),
     "without fast": ({"dtype": "int8", "calibration": "photos", "fast": False}, "fast=True"),
     "with Ray": ({"dtype": "int8", "calibration": "photos", "engine": "ray"}, 'engine="local"'),
 }
