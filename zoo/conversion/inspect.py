@@ -63,10 +63,11 @@ def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
     named = [one for one in best if one.naming] or best
     if len(named) == 1:
         return model_class(named[0].name)
-    shown = ", ".join(f"{one.called} ({one.confidence:.0%})" for one in found) or "none is"
+    shown = ", ".join(f"{one.called} ({one.confidence:.0%})" for one in found)
     raise ConvertError(
-        f"{path} does not say which network it is of. Likest by its shapes: {shown}. Name it with --model; "
-        "--model mymodule:Class names a network of your own."
+        f"{path} does not say which network it is of. "
+        + (f"Likest by its shapes: {shown}. " if shown else "No network here has tensors of such shapes. ")
+        + "Name it with --model; --model mymodule:Class names a network of your own."
     )
 
 
