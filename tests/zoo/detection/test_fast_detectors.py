@@ -111,4 +111,4 @@ def test_maps_are_the_plain_networks() -> None:
     model.input_size = 96  # pyright: ignore[reportAttributeAccessIssue]
     quick = fast(model, "cpu", tune="none", example=torch.randn(1, 3, 96, 136))
     for one, other in zip(segment(model, photographs()), segment(quick, photographs()), strict=True):
-        assert (one.classes == other.classes).float().mean() > 0.999
+        assert (one.labels == other.labels).float().mean() > 0.999

@@ -19,8 +19,9 @@ from PIL import Image
 from pyarrow import parquet
 from rich.console import Console
 
+from weights.progress import count_bar
 from zoo import ResNet20, trained
-from zoo.embedding import Report, embed, progress, read
+from zoo.embedding import Report, embed, read
 from zoo.embedding.decoding import Chunk, Decoder, Decoding, _Remote
 from zoo.embedding.feeding import Feeder
 from zoo.embedding.flow import Meter
@@ -90,7 +91,7 @@ def test_what_shows_a_jobs_images_is_the_callers(network: Model, photos: Path, t
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_bar_is_shown_on_a_terminal_only(terminal: bool) -> None:
     file = io.StringIO()
-    with progress.bar("embedding", 8, 2, Console(file=file, force_terminal=terminal, width=100)) as advance:
+    with count_bar("embedding", 8, 2, Console(file=file, force_terminal=terminal, width=100)) as advance:
         advance(3)
     assert ("5/8" in file.getvalue()) == terminal
     assert terminal or not file.getvalue()

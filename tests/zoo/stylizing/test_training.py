@@ -350,7 +350,7 @@ def test_compiled_steps_learn_the_same(measuring: SqueezeNet1_0) -> None:
     [
         ({"steps": 0}, ValueError, "steps is a whole number of at least 1, got 0"),
         ({"size": 70}, ValueError, "size is a multiple of 4, got 70"),
-        ({"network": "VGG16"}, ValueError, "network is one of Johnson, Engstrom, MobileStyle, got 'VGG16'"),
+        ({"model": "VGG16"}, ValueError, "model is one of Johnson, Engstrom, MobileStyle, got 'VGG16'"),
         ({"dtype": "float16"}, ValueError, "dtype is auto, float32 or bfloat16, got 'float16'"),
         ({"lr": 0}, ValueError, "lr is a number above 0, got 0"),
         ({"style_weight": -1}, ValueError, "style_weight is at least 0, got -1"),

@@ -193,7 +193,7 @@ def test_the_command_teaches_a_detector(form: str, data: Path, tmp_path: Path, c
     assert main([*told, "--epochs", "1", "--batch-size", "6", "--lr", "0.001", "--set", "warmup_steps=1", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["steps"], shown["classes"]) == (2, ["background", *shapes.NAMES])
-    assert LearningSettings(**json.loads((out / "settings.json").read_text())["settings"]).rate == 0.001
+    assert LearningSettings(**json.loads((out / "settings.json").read_text())["settings"]).lr == 0.001
     if not form:
         return
     assert main(["finetune", "--resume", str(out), "--quiet"]) == 0
