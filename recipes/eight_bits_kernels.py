@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.errors import TritonError
 
 from zoo.kernels.measuring.timing import graph_time_us
 from zoo.kernels.ops import conv, cudnn_graph
@@ -134,19 +135,27 @@ def by_cudnn_narrow(layer: Layer) -> Iterator[Way]:
 
 
 def fastest(ways: Callable[[], Iterator[Way]]) -> str:
-    """Return the least time and whose it is; "-" where nothing runs."""
+    """Return the least time and whose it is; "-" and the last reason where nothing runs."""
     found: list[tuple[float, str]] = []
+    failed = ""
     try:
         for name, run in ways():
             try:
                 run()
                 torch.cuda.synchronize()
                 found.append((graph_time_us(run, target_ms=2), name))
-            except Exception:  # whatever a configuration can't do on this GPU
-                continue
-    except Exception:  # a library that has no such layer
-        pass
-    return f"{min(found)[0]:.1f} ({min(found)[1][:48]})" if found else "-"
+            except (RuntimeError, TritonError) as error:  # a configuration that doesn't fit this GPU
+                failed = f"{type(error).__name__}: {error}"
+    except graphs_refused() as error:  # a library that has no such layer
+        failed = f"{type(error).__name__}: {error}"
+    return f"{min(found)[0]:.1f} ({min(found)[1][:48]})" if found else f"- ({failed.splitlines()[0][:80] if failed else 'no way'})"
+
+
+def graphs_refused() -> type[Exception]:
+    """Return what cuDNN's front end raises of a layer that it has no plan for."""
+    import cudnn  # pyright: ignore[reportMissingImports]
+
+    return cudnn.cudnnGraphNotSupportedError
 
 
 def product(rows: int, c: int, k: int, dtype: torch.dtype) -> Callable[[], Tensor]:
@@ -155,8 +164,9 @@ def product(rows: int, c: int, k: int, dtype: torch.dtype) -> Callable[[], Tenso
     bias, one = torch.zeros(k, device="cuda", dtype=torch.bfloat16), torch.ones((), device="cuda")
     if dtype == torch.bfloat16:
         return lambda: torch.addmm(bias, x, weight.t())
-    scaled: Any = getattr(torch, "_scaled_mm")  # noqa: B009
-    return lambda: scaled(x, weight.t(), scale_a=one, scale_b=one, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return lambda: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+        x, weight.t(), scale_a=one, scale_b=one, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
 
 
 def main() -> None:

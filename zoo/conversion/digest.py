@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-
-import torch
 from torch import nn
 
 from convert.core import COUNTER
+from zoo.networks.fingerprint import digest_of
 
 
 def digest(network: nn.Module) -> str:
-    """Digest a network's tensors: SHA-256 over the name, dtype, shape and bytes of each, in the order of their names.
+    """Digest a network's tensors, see `fingerprint.digest_of`, in its own dtypes, on any device.
 
     Step counters of BatchNorm are left out: they change nothing that a network computes, and few formats keep them.
-
-    Args:
-        network: whose tensors are meant, in its own dtypes, on any device.
 
     Example:
         >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -25,10 +20,4 @@ def digest(network: nn.Module) -> str:
         >>> digest(one) == digest(other)
         True
     """
-    whole = hashlib.sha256()
-    state = network.state_dict()
-    for name in sorted(name for name in state if not name.endswith(COUNTER)):
-        held = state[name].detach().cpu().contiguous()
-        whole.update(f"{name}\0{str(held.dtype).removeprefix('torch.')}\0{tuple(held.shape)}\n".encode())
-        whole.update(held.reshape(-1).view(torch.uint8).numpy().data)
-    return whole.hexdigest()
+    return digest_of({name: value for name, value in network.state_dict().items() if not name.endswith(COUNTER)})

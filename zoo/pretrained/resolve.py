@@ -110,7 +110,7 @@ def find(
 
 
 def _has_no_say(told: tuple[Convention | None, Spatial | None, bool], whose: str) -> None:
-    """Refuse what is said of a foreign file where the file is none."""
+    """Refuse options of foreign files for other files."""
     said = [name for name, value in zip(("kernel_convention", "spatial", "match"), told, strict=True) if value]
     if said:
         raise TypeError(f"{whose} says itself how it is to be read, so leave {' and '.join(said)} out: that is for files of others")

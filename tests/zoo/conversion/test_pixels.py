@@ -275,7 +275,7 @@ def test_a_real_caffe_network_is_proven_and_its_pixels_are_decided(real: Path, t
 
 
 def held(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return a file's notes and its tensors, as whoever changes one of them by hand has them."""
+    """Return a file's notes and its tensors, to be changed by hand."""
     with formats.read(path) as source:
         return dict(source.facts), safetensors.tensors(read_file(path)[1])
 

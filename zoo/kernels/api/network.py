@@ -23,9 +23,9 @@ from zoo.kernels.errors import Untraceable, first_line
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
     from zoo.kernels.api.background import Background, Finish, Job
+    from zoo.kernels.quantizing.bfloat16 import Bfloat16
     from zoo.kernels.quantizing.certificate import Certificate
     from zoo.kernels.quantizing.eight_bits import EightBits
-    from zoo.kernels.quantizing.narrow import Narrow
     from zoo.kernels.quantizing.quantized import Quantized
     from zoo.kernels.reports.built_plan import Built
     from zoo.kernels.reports.report import Report
@@ -95,7 +95,7 @@ class Fast(nn.Module):
         """The network in 8 bits, for calls of one image size, with its certificate; `dtype` is that of all other calls."""
         self.proofs: list[Certificate] = [] if quantized is None or quantized.certificate is None else [quantized.certificate]
         """Certificates of precisions that were compared on a caller's images."""
-        self._narrow: Narrow | None = None
+        self._bfloat16: Bfloat16 | None = None
         """What was certified in bfloat16, where that was chosen because it is proven."""
         self._proven_of = "" if quantized is None else quantized.state
         """Digest of the weights that the proofs are of."""
@@ -390,10 +390,10 @@ class Fast(nn.Module):
 
             int8: Any = self.quantized
             begin = partial(_at_once, partial(build_int8, int8))
-        elif self._narrow is not None:
-            from zoo.kernels.quantizing.narrow import build_narrow
+        elif self._bfloat16 is not None:
+            from zoo.kernels.quantizing.bfloat16 import build_bfloat16
 
-            begin = partial(_at_once, partial(build_narrow, self._narrow))
+            begin = partial(_at_once, partial(build_bfloat16, self._bfloat16))
         else:  # without Triton, which exists on Linux only
             from zoo.kernels.engines.build import build_cpu
 
@@ -610,9 +610,9 @@ class Fast(nn.Module):
     def _disown(self, reason: str) -> None:
         """Go back to the dtype itself, for what was quantised, and proven, was of another network."""
         wanted = "auto" if self.quantized is None else self.precision
-        if self._narrow is not None:
+        if self._bfloat16 is not None:
             self.dtype = torch.float32
-        self.quantized, self._narrow, self.proofs = None, None, []
+        self.quantized, self._bfloat16, self.proofs = None, None, []
         self.told = [f"{reason}: computed in {self.precision}, until fast(plain(model), dtype={wanted!r}, calibration=...) again"]
 
     def _keep_proofs(self, *, answering: bool = False) -> None:
@@ -625,7 +625,7 @@ class Fast(nn.Module):
             return
         from zoo.kernels.quantizing.quantized import state_of
 
-        kept = self.quantized or self._narrow
+        kept = self.quantized or self._bfloat16
         if state_of(self.core) != self._proven_of:
             self._disown("the weights were changed since they were compared")
         elif answering and kept is not None and not kept.made_of(self.core):
@@ -658,7 +658,7 @@ class Fast(nn.Module):
         self.__dict__.setdefault("static", False)
         self.__dict__.setdefault("quantized", None)  # of a pickle from before there was any
         self.__dict__.setdefault("proofs", [])
-        self.__dict__.setdefault("_narrow", None)
+        self.__dict__.setdefault("_bfloat16", None)
         self.__dict__.setdefault("_proven_of", "")
         self.__dict__.setdefault("told", [])
         self.__dict__.setdefault("parts", {"backbone": "the backbone"} if self.__dict__.pop("part", "") else {})

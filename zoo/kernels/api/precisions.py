@@ -19,9 +19,9 @@ from zoo.kernels.engines.openvino import precision as computes
 from zoo.kernels.engines.race import turn, undisturbed
 from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.quantizing import by_nncf, by_onnxruntime
+from zoo.kernels.quantizing.bfloat16 import ENGINE, Bfloat16
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare, is_logits
 from zoo.kernels.quantizing.images import Images, gather, made_up
-from zoo.kernels.quantizing.narrow import ENGINE, Narrow
 from zoo.kernels.quantizing.quantize import NotCertified, classifies, quantized
 from zoo.kernels.quantizing.quantized import WITNESSES, instructions, state_of, version_of
 from zoo.kernels.quantizing.tolerance import Tolerance, tolerance_of
@@ -95,7 +95,7 @@ def _able(device: torch.device, dtype: str) -> None:
         if dtype == "fp8":
             raise ValueError('dtype="fp8" is for GPUs of compute capability 8.9 and later (Ada, Hopper, Blackwell); on a CPU use "int8"')
         return
-    from zoo.kernels.quantizing.eight_bits import CAPABLE
+    from zoo.kernels.quantizing.certify import CAPABLE
 
     found = torch.cuda.get_device_capability(device)
     needed = CAPABLE.get(dtype, min(CAPABLE.values()))
@@ -111,7 +111,7 @@ def _on_gpu(
     model: nn.Module, network: nn.Module, single: nn.Module, images: Images, tolerance: Tolerance, example: Tensor, wanted: Wanted
 ) -> Fast:
     """Return a network in 8 bits on a GPU, or the fastest of these and bfloat16 whose certificate holds."""
-    from zoo.kernels.quantizing.eight_bits import CAPABLE, certified
+    from zoo.kernels.quantizing.certify import CAPABLE, certified
 
     device = example.device
     half = asked.dtype_of(None, device)
@@ -206,7 +206,7 @@ def _int8(model: nn.Module, network: nn.Module, images: Images, tolerance: Toler
 
 
 def _warn_unproven(certificate: Certificate, network: nn.Module) -> None:
-    """Warn whoever called `fast` where no real images were compared."""
+    """Warn the caller of `fast` that no real images were compared."""
     if certificate.unproven:
         warnings.warn(
             f"{certificate.precision} is UNPROVEN for {type(network).__name__}: {certificate.unproven}. Give fast(..., calibration=) "
@@ -276,15 +276,15 @@ def _certified(
     """
     some = slice(WITNESSES)
     right = tuple(one[some].clone() for one in reference.outputs)
-    kept = Narrow(tuple(images.check.shape[1:]), images.check[some].clone(), right, math.inf, tolerance.error, state_of(network))
+    kept = Bfloat16(tuple(images.check.shape[1:]), images.check[some].clone(), right, math.inf, tolerance.error, state_of(network))
     half = Fast(model, CPU, torch.bfloat16, wanted.tune, False, wanted.progress)
-    half._narrow = kept
+    half._bfloat16 = kept
     half = _ready(half, images.check[:1])
     row = half.report().rows[0]
     if row.op != ENGINE:
         raise ValueError(f"{ENGINE}, which computes in it, can't run this network ({row.note or row.op})")
     certificate = _bfloat16(half, reference, images, tolerance)
-    half._narrow = replace(kept, error=kept.off(half, 1))
+    half._bfloat16 = replace(kept, error=kept.off(half, 1))
     return _ready(half, example), certificate
 
 

@@ -1,6 +1,7 @@
 """Convolution of int8 maps, its factors, bias, residual and ReLU as one graph of cuDNN's, by the plan of our choice.
 
-The same arguments as `narrow_conv`'s. Needs the package nvidia-cudnn-frontend, the extra "cudnn". cuDNN's fp8 was slower than its bfloat16.
+The same arguments as `narrow_conv`'s. Needs the package nvidia-cudnn-frontend, the extra "cudnn". cuDNN's fp8 was no faster than its
+bfloat16 on an H200 (docs/notes/int8.md).
 """
 
 from __future__ import annotations
@@ -12,16 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import cudnn_graph, narrow_conv
+from . import _cudnn, narrow_conv
 from ._arguments import of, partly
 from ._layout import empty_map, out_sizes
-from .cudnn_graph import _KINDS, _as_runtime_error, _Graph, _handle, _installed, _NoPlan, _pitch, _row_strides
 from .narrow_conv import CASES, LARGE_CASES, PACK, TOLERANCE, Config, cost, make, reference
 
 __all__ = ["CASES", "LARGE_CASES", "PACK", "TOLERANCE", "compiled_late", "configs", "cost", "launch", "make", "reference", "supports"]
-
-_ACTIVATIONS = ("none", "relu", "relu6", "leaky_relu_0.1", "leaky_relu_0.01")
-"""Of those that `cudnn_graph` knows, those that int8's engines took."""
 
 
 @of(reference)
@@ -31,31 +28,30 @@ def supports(x, act, residual, **others) -> str:
         return refused
     if x.dtype != torch.int8:
         return "another type than int8"
-    if act not in _ACTIVATIONS:
+    if act not in _cudnn.ACTIVATIONS:
         return f"no node for the activation {act}"
     if residual is not None and residual.dtype != torch.int8:
         return "a wide residual"
     if not x.is_cuda:
         return "cuDNN runs on CUDA devices"
-    return "" if _installed() else cudnn_graph.ABSENT
-
-
-_GRAPHS: dict[tuple[Any, ...], _Graph | _NoPlan] = {}
+    return "" if _cudnn.installed() else _cudnn.ABSENT
 
 
 def _prepared(
     maps: dict[str, Tensor | None], handle: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], act: str
-):
+) -> _cudnn.Graph:
     x, out = maps["x"], maps["out"]
     assert x is not None
     assert out is not None
-    given = {name: (tuple(value.shape), _pitch(name, value), value.dtype) for name, value in maps.items() if value is not None}
-    key = (x.device.index, *given.items(), *stride, *padding, *dilation, act)
+    given = {name: (tuple(value.shape), _cudnn.pitch_of(name, value), value.dtype) for name, value in maps.items() if value is not None}
+    key = ("narrow", x.device.index, *given.items(), *stride, *padding, *dilation, act)
 
     def describe(graph: Any, kind: Any) -> dict[str, Any]:
         kinds = importlib.import_module("cudnn").data_type
         tensors = {
-            name: graph.tensor(name=name, dim=list(shape), stride=_row_strides(shape, pitch), data_type=getattr(kinds, _KINDS[dtype]))
+            name: graph.tensor(
+                name=name, dim=list(shape), stride=_cudnn.row_strides(shape, pitch), data_type=getattr(kinds, _cudnn.KINDS[dtype])
+            )
             for name, (shape, pitch, dtype) in given.items()
             if name != "out"
         }
@@ -69,23 +65,15 @@ def _prepared(
             y = graph.add(a=y, b=tensors["bias"])
         if "residual" in tensors:
             y = graph.add(a=y, b=graph.mul(a=tensors["residual"], b=tensors["residual_factor"]))
-        y = cudnn_graph._ACTIVATIONS[act](graph, y)
+        y = _cudnn.ACTIVATIONS[act](graph, y)
         if "out_factor" in tensors:
             y = graph.mul(a=y, b=tensors["out_factor"])
         shape, pitch, dtype = given["out"]
-        y.set_output(True).set_data_type(getattr(kinds, _KINDS[dtype])).set_dim(list(shape)).set_stride(_row_strides(shape, pitch))
+        y.set_output(True).set_data_type(getattr(kinds, _cudnn.KINDS[dtype]))
+        y.set_dim(list(shape)).set_stride(_cudnn.row_strides(shape, pitch))
         return tensors | {"out": y}
 
-    if key not in _GRAPHS:
-        try:
-            with _as_runtime_error():
-                _GRAPHS[key] = _Graph(describe, torch.int8, handle)
-        except _NoPlan as error:  # to ask again takes as long as it took
-            _GRAPHS[key] = _NoPlan(str(error))
-    found = _GRAPHS[key]
-    if isinstance(found, _NoPlan):
-        raise _NoPlan(str(found))
-    return found
+    return _cudnn.kept(key, describe, torch.int8, handle)
 
 
 def _maps(x, weight, factor, bias, residual, residual_factor, out_factor, out) -> dict[str, Tensor | None]:
@@ -108,13 +96,15 @@ def compiled_late(tried: list[Config], *args: Any, **given: Any) -> list[Config]
 
 
 @partly(reference)
-def _asked(x, weight, factor, bias, residual, residual_factor, out_factor, out_dtype, stride, padding, dilation, act) -> _Graph | None:
+def _asked(
+    x, weight, factor, bias, residual, residual_factor, out_factor, out_dtype, stride, padding, dilation, act
+) -> _cudnn.Graph | None:
     """Return the graph for an `out` that is no slice; None where there is no GPU to ask, or cuDNN has none: `launch` says why."""
-    if not x.is_cuda or not x.numel() or not _installed():
+    if not x.is_cuda or not x.numel() or not _cudnn.installed():
         return None
     out = empty_map(x.shape[0], weight.shape[0], *out_sizes(x, weight.shape[2:], stride, padding, dilation), x, out_dtype)
     try:
-        with torch.cuda.device(x.device), _handle(x.device) as handle:
+        with torch.cuda.device(x.device), _cudnn.handle(x.device) as handle:
             maps = _maps(x, weight, factor, bias, residual, residual_factor, out_factor, out)
             return _prepared(maps, handle, stride, padding, dilation, act)
     except (RuntimeError, ValueError):
@@ -130,7 +120,7 @@ def launch(
 
     Args:
         weight: in channels_last memory, as `PACK` lays it out.
-        out: where to write, maybe a channel slice that begins at a multiple of 16 bytes; made if None.
+        out: where to write, maybe a channel slice, written by way of a copy if it doesn't begin at a multiple of 16 bytes; made if None.
         config: {"plan": i}, the i-th of the plans that cuDNN's heuristic ranks.
 
     Returns:
@@ -143,11 +133,13 @@ def launch(
         out = empty_map(x.shape[0], weight.shape[0], *out_sizes(x, weight.shape[2:], stride, padding, dilation), x, out_dtype)
     if out.numel() == 0:
         return out
-    maps = _maps(x, weight, factor, bias, residual, residual_factor, out_factor, out)
-    with torch.cuda.device(x.device), _handle(x.device) as handle:
+    x, residual = _cudnn.in_place(x), None if residual is None else _cudnn.in_place(residual)
+    target = out if _cudnn.aligned(out) else empty_map(*out.shape, like=out)
+    maps = _maps(x, weight, factor, bias, residual, residual_factor, out_factor, target)
+    with torch.cuda.device(x.device), _cudnn.handle(x.device) as handle:
         graph = _prepared(maps, handle, stride, padding, dilation, act)
         plan = (config or {"plan": 0})["plan"]
         if plan >= len(graph.plans):
             raise RuntimeError(f"cuDNN has {len(graph.plans)} plans for this graph, none of number {plan}")
         graph.execute(plan, maps, handle)
-    return out
+    return out if target is out else out.copy_(target)

@@ -102,7 +102,7 @@ def mean_inputs(graph: Graph, places: dict[Node, Place], kinds: Sequence[Sequenc
         def probe(node: Node, inputs: list[Any], value: Any, found: dict[tuple[Any, ...], list[Tensor]] = found) -> None:
             del value
             if node.op == "conv":
-                found.setdefault(key(node), []).append(_taps(node, inputs))
+                found.setdefault(key(node), []).append(taps(node, inputs))
 
         with torch.no_grad(), products(tf32=False):
             for tensors in batches:
@@ -113,7 +113,7 @@ def mean_inputs(graph: Graph, places: dict[Node, Place], kinds: Sequence[Sequenc
     return {name: torch.stack([torch.stack(found[name]).mean(0) for found in measured]).cpu() for name in measured[0]}
 
 
-def _taps(node: Node, inputs: list[Any]) -> Tensor:
+def taps(node: Node, inputs: list[Any]) -> Tensor:
     """Return the mean over images and outputs of what each tap of a convolution's filters reads, (C, KH, KW)."""
     given, a = dict(zip(node.roles, inputs, strict=True)), node.attrs
     x: Tensor = given["x"]

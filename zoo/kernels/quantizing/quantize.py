@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,19 +16,16 @@ from zoo.kernels.engines.export import Form
 from zoo.kernels.errors import first_line
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.trace import trace
-from zoo.kernels.quantizing import by_nncf, by_onnxruntime
+from zoo.kernels.quantizing import by_nncf, by_onnxruntime, keeping
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare
 from zoo.kernels.quantizing.images import Images, digest_of
-from zoo.kernels.quantizing.quantized import WITNESSES, Quantized, instructions, machine, state_of, version_of
+from zoo.kernels.quantizing.quantized import KIND, WITNESSES, Quantized, instructions, machine, state_of, version_of
 from zoo.kernels.quantizing.tolerance import Tolerance
-from zoo.kernels.tuning.choices import folder
 
 KEEP = (1, 2, 4, 8, 16)
 """Layers that stay in float, in turns, where all in int8 keep too little; a third of the layers at most."""
 RANKED = 12
 """Calibration images that layers are ranked on."""
-KEPT_FILES = 32
-"""Quantised networks in the cache; the one that was not used for longest goes first."""
 FORMAT = 3
 
 Say = Callable[[str], None]
@@ -65,7 +60,7 @@ def quantized(network: nn.Module, images: Images, tolerance: Tolerance, classifi
         ValueError: nothing that quantises is installed, or it fails on this network.
     """
     key = digest(network, images, tolerance, classifies)
-    if (known := _cached(key)) is not None and known.made_of(network):
+    if (known := keeping.cached(KIND, key, Quantized.load)) is not None and known.made_of(network):
         return known
     single = on_device(network, torch.device("cpu"), torch.float32)
     with torch.no_grad():
@@ -78,7 +73,7 @@ def quantized(network: nn.Module, images: Images, tolerance: Tolerance, classifi
         certificate = replace(found.certificate, tried=len(refused) + 1)
         if certificate.holds():
             made = replace(found, certificate=certificate, digest=key, state=state_of(network))
-            _keep(made)
+            keeping.keep(KIND, made)
             return made
         refused.append(certificate)
     why = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
@@ -218,28 +213,3 @@ def classifies(network: nn.Module) -> bool:
     """Tell whether a row of numbers for each image is logits, as far as the network says: embeddings are none."""
     record = getattr(network, "checkpoint", None)
     return not getattr(record, "embedding", False) and not getattr(network, "taps", None)
-
-
-def _place(key: str) -> Path:
-    return folder() / "int8" / f"{key}.safetensors"
-
-
-def _cached(key: str) -> Quantized | None:
-    """Return what was made before; None where nothing was, or it can't be read."""
-    path = _place(key)
-    try:
-        found = Quantized.load(path)
-        path.touch()
-    except (OSError, ValueError):
-        return None
-    return found if found.digest == key else None
-
-
-def _keep(made: Quantized) -> None:
-    """Write into the cache; a folder that can't be written is no error."""
-    path = _place(made.digest)
-    with contextlib.suppress(OSError):
-        made.save(path)
-        old = sorted(path.parent.glob("*.safetensors"), key=lambda one: one.stat().st_mtime)
-        for each in old[:-KEPT_FILES]:
-            each.unlink()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,8 +15,10 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from zoo.kernels.comparing.copies import on_device
+from zoo.kernels.comparing.precision import products
 from zoo.kernels.engines.export import Form
 from zoo.kernels.errors import first_line
+from zoo.kernels.quantizing import keeping
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare
 from zoo.kernels.quantizing.tolerance import Tolerance
 from zoo.kernels.tuning.choices import processor
@@ -33,6 +32,8 @@ LEAST = 5e-3
 SAME_FLOAT = 1e-3
 """Relative difference up to which two machines' answers in float32 are of one network."""
 FORMAT = 2
+KIND = "int8"
+"""Its folder in the cache, and the name of its facts in a file."""
 NARROW = {"bfloat16": ("avx512_bf16", "amx_bf16", "bf16"), "int8": ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp")}
 """Types, and the instructions that compute in them."""
 
@@ -136,22 +137,12 @@ class Quantized:
 
     def save(self, path: Path) -> None:
         """Write it as one safetensors file, whole or not at all."""
-        from safetensors.torch import save_file
-
         tensors = {"graph": _bytes(self.graph), "weights": _bytes(self.weights), "witness": self.witness.contiguous()}
         for name, held in (("right", self.right), ("certified", self.certified)):
             tensors |= {f"{name}.{index}": tensor.clone().contiguous() for index, tensor in enumerate(held)}
         facts = {"format": FORMAT, "engine": self.engine, "shape": self.shape, "outputs": self.outputs, "rest": self.rest}
         facts |= {"machine": self.machine, "digest": self.digest, "state": self.state}
-        facts |= {"certificate": self.certificate.facts()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        os.close(handle)
-        try:
-            save_file(tensors, unfinished, {"int8": json.dumps(facts)})
-            Path(unfinished).replace(path)
-        finally:
-            Path(unfinished).unlink(missing_ok=True)
+        keeping.write(path, KIND, tensors, facts | {"certificate": self.certificate.facts()})
 
     @classmethod
     def load(cls, path: Path) -> Quantized:
@@ -161,14 +152,7 @@ class Quantized:
             ValueError: the file is damaged, or of another version.
             OSError: it can't be read.
         """
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(path, "pt") as opened:
-                facts = json.loads((opened.metadata() or {})["int8"])
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
-            if facts["format"] != FORMAT:
-                raise ValueError(f"{path.name} is of format {facts['format']}, this version reads {FORMAT}")
+        with keeping.read(path, KIND, FORMAT, "quantised network") as (facts, tensors):
             count = len(facts["outputs"])
             right, certified = (tuple(tensors[f"{name}.{index}"] for index in range(count)) for name in ("right", "certified"))
             return cls(
@@ -186,8 +170,6 @@ class Quantized:
                 facts["digest"],
                 state=facts["state"],
             )
-        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path.name} is no quantised network, or it is damaged: {first_line(error)}") from error
 
 
 class _OneByOne:
@@ -213,10 +195,13 @@ def state_of(network: nn.Module) -> str:
     return made.hexdigest()
 
 
-def answers_alike(network: nn.Module, images: Tensor, right: Sequence[Tensor]) -> bool:
-    """Tell whether a network's answers to images, in float32, are those that were kept."""
+def answers_alike(network: nn.Module, images: Tensor, right: Sequence[Tensor], device: torch.device | None = None) -> bool:
+    """Tell whether a network's answers to images, in float32 on a device, the CPU if left out, are those that were kept."""
+    where = device or torch.device("cpu")
     try:
-        found = answers(on_device(network, torch.device("cpu"), torch.float32), images, len(images))
+        with products(tf32=False):
+            found = answers(on_device(network, where, torch.float32), images.to(where), len(images))
+        found = [one.to(kept) for one, kept in zip(found, right, strict=True)]
     except Exception:  # a network that was edited fails in any way whatever
         return False
     if [one.shape for one in found] != [one.shape for one in right]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from zoo.kernels.ops import cudnn_graph
+from zoo.kernels.ops import _cudnn, cudnn_graph
 from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.tuning import candidates
 from zoo.kernels.tuning.binding import blanks
@@ -68,7 +68,7 @@ class Front:
                 raise NotSupported("no engine")
 
         def execute(pack: Any, workspace: Tensor, index: int, handle: int) -> None:
-            front.done.append((index, handle, cudnn_graph._USING._is_owned()))  # pyright: ignore[reportAttributeAccessIssue]
+            front.done.append((index, handle, _cudnn.USING._is_owned()))  # pyright: ignore[reportAttributeAccessIssue]
 
         return SimpleNamespace(
             tensor=lambda **_: Value(),
@@ -92,10 +92,10 @@ def front(monkeypatch: pytest.MonkeyPatch) -> Front:
     """Pretend that cuDNN is there."""
     made = Front()
     monkeypatch.setitem(sys.modules, "cudnn", made)
-    monkeypatch.setattr(cudnn_graph, "_HANDLES", {})
-    monkeypatch.setattr(cudnn_graph, "_GRAPHS", {})
-    monkeypatch.setattr(cudnn_graph, "_installed", lambda: True)
-    monkeypatch.setattr(cudnn_graph, "_aligned", lambda _: True)
+    monkeypatch.setattr(_cudnn, "HANDLES", {})
+    monkeypatch.setattr(_cudnn, "GRAPHS", {})
+    monkeypatch.setattr(_cudnn, "installed", lambda: True)
+    monkeypatch.setattr(_cudnn, "aligned", lambda _: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=threading.get_ident()))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     return made
@@ -114,7 +114,7 @@ def test_threads_share_a_devices_handle_one_at_a_time_on_their_own_streams(front
 
     def use(number: int) -> Any:
         nonlocal inside, most
-        with cudnn_graph._handle(FIRST) as handle:
+        with _cudnn.handle(FIRST) as handle:
             assert front.told[-1] == (handle, threading.get_ident())
             inside += 1
             most = max(most, inside)
@@ -125,7 +125,7 @@ def test_threads_share_a_devices_handle_one_at_a_time_on_their_own_streams(front
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(use, range(32))) == {1}
     assert most == 1
-    with cudnn_graph._handle(SECOND) as other, cudnn_graph._handle(FIRST) as one:
+    with _cudnn.handle(SECOND) as other, _cudnn.handle(FIRST) as one:
         assert other != one
 
 
@@ -133,7 +133,7 @@ def test_threads_share_a_devices_handle_one_at_a_time_on_their_own_streams(front
 def test_a_handle_is_free_again_when_its_thread_fails(front: Front, before: bool) -> None:
     def fail() -> None:
         front.refuses_streams = before
-        with contextlib.suppress(ValueError), cudnn_graph._handle(FIRST):
+        with contextlib.suppress(ValueError), _cudnn.handle(FIRST):
             raise ValueError
         front.refuses_streams = False
 
@@ -143,7 +143,7 @@ def test_a_handle_is_free_again_when_its_thread_fails(front: Front, before: bool
     acquired = threading.Event()
 
     def use() -> None:
-        with cudnn_graph._handle(FIRST):
+        with _cudnn.handle(FIRST):
             acquired.set()
 
     threading.Thread(target=use, daemon=True).start()
@@ -170,7 +170,7 @@ def test_a_graph_that_cudnn_refuses_is_a_guess_that_fails_and_is_asked_for_once(
         with pytest.raises(RuntimeError, match="cuDNN has no plan for this graph: no engine"):
             cudnn_graph.launch(*maps, act="silu")
     assert front.asked == 1
-    (kept,) = cudnn_graph._GRAPHS.values()
+    (kept,) = _cudnn.GRAPHS.values()
     assert isinstance(kept, RuntimeError)
     assert kept.__traceback__ is None  # whose frames hold maps
 

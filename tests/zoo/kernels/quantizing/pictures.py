@@ -1,6 +1,8 @@
-"""A small network, and pictures that are different and smooth."""
+"""Small networks, and pictures that are different and smooth."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -39,3 +41,29 @@ class Tiny(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of 8 classes."""
         return self.head(nn.functional.adaptive_avg_pool2d(self.more(self.deep(self.stem(x))), 2).flatten(1))
+
+
+class Chain(nn.Module):
+    """A first layer, a pool, two residual blocks, a pool between them, and a classifier: what VGGs and ResNets are made of."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv2d(3, 32, 3, padding=1)
+        self.enter = nn.Conv2d(32, 32, 3, padding=1)
+        self.widen, self.narrow = nn.Conv2d(32, 64, 1), nn.Conv2d(64, 32, 1)
+        self.last, self.head = nn.Conv2d(32, 48, 3, stride=2, padding=1), nn.Linear(48, 8)
+        self.middle = middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits of 8 classes."""
+        x = torch.relu(self.stem(x))
+        x = nn.functional.max_pool2d(torch.relu(self.enter(x)), 2)
+        x = torch.relu(self.narrow(torch.relu(self.widen(x))) + x)
+        x = torch.relu(self.last(self.middle(x)))
+        return self.head(x.mean((2, 3)))
+
+
+def distance(ours: Tensor, right: Tensor) -> float:
+    """Return a relative error."""
+    return ((ours.float() - right).norm() / right.norm()).item()

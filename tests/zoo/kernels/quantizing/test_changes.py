@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.zoo.kernels.quantizing.pictures import shapes
 from zoo.kernels import Fast, plain, why
-from zoo.kernels.quantizing import quantize
+from zoo.kernels.quantizing import keeping, quantize
 from zoo.kernels.quantizing import quantized as stored
 from zoo.kernels.quantizing.certificate import Certificate
 from zoo.kernels.quantizing.images import gather
@@ -176,9 +176,9 @@ def test_settings_are_in_the_key_of_a_network_that_cannot_be_traced() -> None:
 def test_what_the_cache_holds_is_compared_before_it_is_used(own_cache: Any, monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
     network, kept = Signed().eval(), stub()
     kept = kept if same else replace(kept, right=tuple(-one for one in kept.right))
-    monkeypatch.setattr(quantize, "_cached", lambda key: kept)
+    monkeypatch.setattr(keeping, "cached", lambda *_: kept)
     monkeypatch.setattr(quantize, "_candidates", lambda *given: iter([stub()]))
-    monkeypatch.setattr(quantize, "_keep", lambda made: None)
+    monkeypatch.setattr(keeping, "keep", lambda *_: None)
     found = quantize.quantized(network, gather(network, shapes(64)), Tolerance(error=0.5), False)
     assert (found is kept) == same
     assert found.made_of(network)

@@ -1,9 +1,7 @@
-"""int8 and fp8 on a GPU: the chain of narrow layers by its definition on a CPU, what is kept of it, and on a GPU the whole of it."""
+"""int8 and fp8 for GPUs: the chain of narrow layers by its definition on a CPU, what is kept of it, and what is refused."""
 
 from __future__ import annotations
 
-import copy
-import io
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,16 +12,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.zoo.kernels.quantizing.pictures import shapes
-from zoo.kernels import Fast, fast, plain, why
+from tests.zoo.kernels.quantizing.pictures import Chain, distance, shapes
+from zoo.kernels import fast
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.passes.graph import Graph
 from zoo.kernels.passes.pipeline import understand
-from zoo.kernels.plans.narrowing import KINDS, Scales, measure, narrow
+from zoo.kernels.plans.narrowing import narrow
 from zoo.kernels.plans.program import Program
-from zoo.kernels.quantizing import eight_bits
+from zoo.kernels.plans.ranges import KINDS, Scales, measure
+from zoo.kernels.quantizing import certify
 from zoo.kernels.quantizing.certificate import Reference, compare
-from zoo.kernels.quantizing.eight_bits import EightBits, slower
+from zoo.kernels.quantizing.certify import slower
+from zoo.kernels.quantizing.eight_bits import EightBits, filled
 from zoo.kernels.quantizing.tolerance import Tolerance
 from zoo.kernels.reports.report import Row
 from zoo.kernels.tuning.binding import Weights
@@ -32,27 +32,6 @@ from zoo.kernels.tuning.steps import Setting
 CPU = torch.device("cpu")
 NEAR = {"int8": 0.05, "fp8": 0.12}
 """Relative errors of a few layers in these types."""
-
-
-class Chain(nn.Module):
-    """A first layer, a pool, two residual blocks, a pool between them, and a classifier: what VGGs and ResNets are made of."""
-
-    def __init__(self, middle: Callable[[Tensor], Tensor] = lambda x: x) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem = nn.Conv2d(3, 32, 3, padding=1)
-        self.enter = nn.Conv2d(32, 32, 3, padding=1)
-        self.widen, self.narrow = nn.Conv2d(32, 64, 1), nn.Conv2d(64, 32, 1)
-        self.last, self.head = nn.Conv2d(32, 48, 3, stride=2, padding=1), nn.Linear(48, 8)
-        self.middle = middle
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits of 8 classes."""
-        x = torch.relu(self.stem(x))
-        x = nn.functional.max_pool2d(torch.relu(self.enter(x)), 2)
-        x = torch.relu(self.narrow(torch.relu(self.widen(x))) + x)
-        x = torch.relu(self.last(self.middle(x)))
-        return self.head(x.mean((2, 3)))
 
 
 class Tokens(nn.Module):
@@ -101,10 +80,6 @@ def kinds(graph: Graph) -> list[tuple[str, Any]]:
     return [(node.op, node.attrs.get("stored")) for node in graph.steps()]
 
 
-def distance(ours: Tensor, right: Tensor) -> float:
-    return ((ours.float() - right).norm() / right.norm()).item()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_narrow_layers_are_near_float32(name: str, kind: str) -> None:
@@ -124,6 +99,26 @@ def test_no_wide_map_lies_between_narrow_layers(kind: str) -> None:
     assert found.count(("narrow_conv", None)) == 1
     assert ("conv", dtype) in found
     assert ("pool", dtype) in found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shortcut_that_is_only_added_is_stored_narrow_too(kind: str) -> None:
+    """A projection's output, which no layer multiplies."""
+
+    class Projected(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.enter(torch.relu(self.stem(x))))
+            return self.head(torch.relu(self.last(torch.relu(self.narrow(torch.relu(self.widen(x))) + self.enter(x)))).mean((2, 3)))
+
+    found = kinds(narrowed(Projected(), kind))
+    assert found.count(("narrow_conv", KINDS[kind])) == 4
+    assert [op for op, _ in found if op == "quantize"] == []
+
+
+def test_every_calibration_image_calibrates_in_full_batches() -> None:
+    parts = filled(50, 8)
+    assert {len(part) for part in parts} == {8}
+    assert set(torch.cat(parts).tolist()) == set(range(50))
 
 
 def test_a_layer_norm_writes_what_the_layer_behind_it_reads() -> None:
@@ -301,12 +296,12 @@ def test_nothing_is_certified_where_every_layer_stays_wide(monkeypatch: pytest.M
     scales = measured(network, "int8", images)
     layers = sorted(scales.means)
     first = EightBits("int8", (3, 16, 16), scales, frozenset(), True, images, (), "state")
-    monkeypatch.setattr(eight_bits, "candidates", lambda *_: [replace(first, keep=frozenset(layers[:1]))])
-    monkeypatch.setattr(eight_bits, "_slow", lambda *_: frozenset(layers[1:]))
-    monkeypatch.setattr(eight_bits, "_digest", lambda *_: "0")
+    monkeypatch.setattr(certify, "candidates", lambda *_: [replace(first, keep=frozenset(layers[:1]))])
+    monkeypatch.setattr(certify, "_slow", lambda *_: (frozenset(layers[1:]), "narrow"))
+    monkeypatch.setattr(certify, "_digest", lambda *_: "0")
     built: list[Any] = []
     given: Any = (images, "int8", Tolerance(error=1.0), None, CPU, (8, 3, 16, 16))
-    assert eight_bits.certified(network, *given, lambda made: built.append(made) or "wide", lambda text: None) == ("wide", None)
+    assert certify.certified(network, *given, lambda made: built.append(made) or "wide", lambda text: None) == ("wide", None)
     assert built == [None]
 
 
@@ -323,105 +318,3 @@ def test_a_gpu_that_has_no_such_numbers_is_refused(monkeypatch: pytest.MonkeyPat
     wanted = Wanted(kind, shapes(96), None, None, None, None, "quick", False)
     with pytest.raises(ValueError, match=rf'dtype="{kind}" needs a GPU of compute capability {needs} or later, and cuda:0 has 7\.5'):
         proven(Chain(), torch.device("cuda:0"), wanted)
-
-
-LOOSE = {"error": 0.3}
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def eight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """On a GPU, with a folder of its own for what is kept."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("ZOO_CACHE", str(tmp_path_factory.mktemp("eight")))
-    patch.setattr(eight_bits, "_slow", lambda *_: frozenset())  # so small a network is no faster in 8 bits
-    network = Chain().eval()
-    example = shapes(32)
-    options: dict[str, Any] = {"calibration": shapes(96), "tolerance": LOOSE, "example": example, "progress": False}
-    yield fast(network, "cuda", request.param, **options), request.param, options
-    patch.undo()
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_it_is_certified_and_says_so(eight: Any) -> None:
-    model, kind, _ = eight
-    images = shapes(32, seed=7)
-    with torch.no_grad():
-        right = plain(model)(images)
-    assert 1e-4 < distance(model(images.cuda()).cpu(), right) < 0.3
-    said = " ".join(str(why(model)).split())
-    assert model.precision == kind
-    assert f"{kind} proven" in said
-    assert "48 images that calibrated nothing" in said
-    assert "narrow_conv" in said or "narrow_cudnn" in said or "left wide because" in said
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_an_image_that_is_not_finite_answers_nan(eight: Any) -> None:
-    model, _, _ = eight
-    images = shapes(32, seed=3).cuda()
-    right = model(images).clone()
-    images[5, 0, 2, 2] = torch.nan
-    found = model(images)
-    assert bool(found[5].isnan().any())
-    assert torch.equal(found[:5], right[:5])
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_another_batch_is_held_to_the_certificate(eight: Any) -> None:
-    model, kind, _ = eight
-    images = shapes(5, seed=2)
-    with torch.no_grad():
-        right = plain(model)(images)
-    assert distance(model(images.cuda()).cpu(), right) < 0.3
-    assert kind in str(model.report().plans[-1].parity) or "computed in bfloat16" in str(model.report())
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_another_size_is_computed_in_half_precision(eight: Any) -> None:
-    model, _, _ = eight
-    images = shapes(4, side=24)
-    with torch.no_grad():
-        right = plain(model)(images)
-    assert distance(model(images.cuda()).cpu(), right) < 0.03
-    assert "computed in bfloat16" in " ".join(str(why(model)).split())
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_it_is_made_once_and_pickled_with_its_certificate(eight: Any) -> None:
-    model, kind, options = eight
-    again = fast(plain(model), "cuda", kind, **options)
-    assert again.quantized.digest == model.quantized.digest
-    stream = io.BytesIO()
-    torch.save(model, stream)
-    stream.seek(0)
-    loaded: Fast = torch.load(stream, weights_only=False)
-    assert loaded.proofs == model.proofs
-    images = shapes(32, seed=1).cuda()
-    assert distance(loaded(images).cpu(), model(images).float().cpu()) < 0.05
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_other_weights_lose_the_certificate(eight: Any) -> None:
-    model = copy.deepcopy(eight[0])
-    model.load_state_dict({name: 1.5 * value for name, value in model.state_dict().items()})
-    images = shapes(32).cuda()
-    with torch.no_grad():
-        right = plain(model)(images.cpu())
-    assert distance(model(images).cpu(), right) < 0.03
-    assert model.proofs == []
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_what_is_no_faster_is_not_taken(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eight_bits, "_slow", lambda *_: None)
-    with pytest.warns(UserWarning, match="int8 is no faster than bfloat16 here"):
-        model = fast(Chain(), "cuda", "int8", calibration=shapes(96), tolerance=LOOSE, example=shapes(32), progress=False)
-    assert model.precision == "bfloat16"
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_auto_names_what_it_took_and_what_the_others_lose(own_cache: Path) -> None:
-    model = fast(Chain(), "cuda", "auto", calibration=shapes(96), tolerance=LOOSE, example=shapes(32), progress=False)
-    said = " ".join(str(why(model)).split())
-    assert 'the fastest whose certificate holds, by dtype="auto"' in said
-    assert all(name in said for name in ("bfloat16", "int8", "fp8"))

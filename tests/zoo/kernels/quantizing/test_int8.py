@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tests.zoo.kernels.quantizing.pictures import Tiny, shapes
 from zoo.kernels import Fast, fast, plain, why
 from zoo.kernels.api import precisions
-from zoo.kernels.quantizing import by_nncf, quantize
+from zoo.kernels.quantizing import by_nncf, keeping, quantize
 from zoo.kernels.quantizing import quantized as stored
 from zoo.kernels.quantizing.quantize import NotCertified
 
@@ -116,7 +116,7 @@ def test_other_weights_images_or_tolerance_are_another_network(network: nn.Modul
 def test_a_damaged_file_of_the_cache_is_made_anew(network: nn.Module, own_cache: Path) -> None:
     made = fast(network, "cpu", "int8", calibration=shapes(64), tolerance=LOOSE, progress=False)
     assert made.quantized is not None
-    file = quantize._place(made.quantized.digest)
+    file = keeping._place("int8", made.quantized.digest)
     file.write_bytes(file.read_bytes()[:1000])
     again = fast(network, "cpu", "int8", calibration=shapes(64), tolerance=LOOSE, progress=False)
     assert again.proofs == made.proofs

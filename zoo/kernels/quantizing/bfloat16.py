@@ -39,7 +39,7 @@ class Forced:
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow:
+class Bfloat16:
     """What was certified of a network in bfloat16, for one size of image.
 
     Attributes:
@@ -70,7 +70,7 @@ class Narrow:
         return compare(Reference(list(self.right), False), found, "", "", Tolerance(), calibrated=0, digest="").error
 
 
-def build_narrow(certified: Narrow, request: Request) -> Built:
+def build_bfloat16(certified: Bfloat16, request: Request) -> Built:
     """Answer calls of the certified size in bfloat16 where that is as near to float32 as what was certified; others in float32."""
     given = tensors_of((request.args, request.kwargs))
     shape = list(given[0].shape) if given else []

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from tests.zoo.kernels.quantizing.pictures import Tiny, shapes
 from zoo.kernels import Fast, fast, plain, why
 from zoo.kernels.api import precisions
-from zoo.kernels.quantizing import narrow
-from zoo.kernels.quantizing.narrow import Narrow, build_narrow
+from zoo.kernels.quantizing import bfloat16
+from zoo.kernels.quantizing.bfloat16 import Bfloat16, build_bfloat16
 from zoo.kernels.quantizing.quantized import version_of
 from zoo.kernels.tuning.request import Options, Request
 
@@ -90,10 +90,10 @@ def test_a_plan_for_another_batch_is_compared_before_it_serves(monkeypatch: pyte
         asked.append(request.options.dtype)
         return SimpleNamespace(run=run, report=SimpleNamespace(notes=[]))
 
-    monkeypatch.setattr(narrow, "build_cpu", build)
-    certified = Narrow((3, 16, 16), images, (right,), 0.004, 0.3, "")
+    monkeypatch.setattr(bfloat16, "build_cpu", build)
+    certified = Bfloat16((3, 16, 16), images, (right,), 0.004, 0.3, "")
     options, missing = Options(torch.device("cpu"), torch.bfloat16, "none", tf32=False, progress=False), cast(Any, None)
-    built = build_narrow(certified, Request(network, (shapes(3),), {}, options, missing, missing))
+    built = build_bfloat16(certified, Request(network, (shapes(3),), {}, options, missing, missing))
     assert asked[-1] == dtype
     assert built.report.notes == ([] if dtype == torch.bfloat16 else [
         "computed in float32: bfloat16 has an error of 0.02 here, and 0.004 where it was certified"
