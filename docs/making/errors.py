@@ -116,6 +116,7 @@ CAUGHT = {
     "zoo.kernels.errors.Untraceable": "the network runs unchanged, and `why` says so",
     "zoo.kernels.measuring.stopwatch.Stopped": "the plan that nobody wants any more is dropped",
     "zoo.kernels.measuring.timing.NotCapturable": "calls run one by one",
+    "zoo.kernels.ops._cudnn.NoPlan": "another of cuDNN's plans or another kernel runs",
     "zoo.kernels.plans.arena.Changed": "the plan runs without its arena",
     "zoo.kernels.plans.program.StepFailed": "PyTorch computes the step",
     "zoo.kernels.plans.proving.Unlike": "the network runs unchanged, and `why` says so",

@@ -30,13 +30,14 @@ def heard(event, arguments):
     if event == "import" and arguments[0] == "weights" and left:
         left = False
         os.write(int(os.environ["TOLD"]), b".")
-        if os.environ["HELD"]:
-            time.sleep(300)
+        for _ in range(30_000 if os.environ["HELD"] else 0):
+            time.sleep(.01)
 
 left = True
 sys.addaudithook(heard)
 """
-"""Tells when the first of our packages is imported: before, Python is starting, and nothing of ours has run. Held, it stays there."""
+"""Tells when the first of our packages is imported: before, Python is starting, and nothing of ours has run. Held, it stays there, in short sleeps: a
+signal that comes right before a sleep is heard behind it."""
 
 
 def command(way: str, *arguments: str) -> list[str]:

@@ -46,11 +46,11 @@ def narrowed(x, KIND: tl.constexpr, INTERPRETED: tl.constexpr = _INTERPRETED):
     elif tl.float8e4nv == KIND:
         x = x + (x - x)  # NaN of infinity, which has no other form there
         x = tl.minimum(tl.maximum(x, -448.0, propagate_nan=tl.PropagateNan.ALL), 448.0, propagate_nan=tl.PropagateNan.ALL)
-        if INTERPRETED:  # which would cut the lower bits off
+        if INTERPRETED:  # which would cut the lower bits off, and so make a number of a NaN whose upper ones are not all set
             bits = x.to(tl.uint32, bitcast=True)
-            bits += 0x7FFFF + ((bits >> 20) & 1)
+            bits = tl.where(x == x, bits + 0x7FFFF + ((bits >> 20) & 1), 0x7FFFFFFF)
             small = (x + 24576.0) - 24576.0  # below 2**-6 in steps of 2**-9
-            x = tl.where(tl.abs(x) < 0.015625, small, tl.where(x == x, ((bits >> 20) << 20).to(tl.float32, bitcast=True), x))
+            x = tl.where(tl.abs(x) < 0.015625, small, ((bits >> 20) << 20).to(tl.float32, bitcast=True))
     return x.to(KIND)
 
 

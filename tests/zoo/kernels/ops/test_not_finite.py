@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zoo.kernels.comparing import op_checks as checking
 from zoo.kernels.ops import cudnn_conv, discover
+from zoo.kernels.ops._layout import NARROW
 
 OPS = discover()
 PLANTS = ("nan", "inf", "-inf", "both", "row of -inf", "row of nan", "overflow")
@@ -70,13 +71,14 @@ def lost(op: ModuleType, args: checking.Arguments, theirs: tuple[Tensor, ...], h
     """Tell what an op makes of its arguments other than PyTorch, "" if nothing.
 
     No result is a number where PyTorch's is none, and what a network passes on is NaN wherever PyTorch's is; of gradients and of
-    statistics, infinity is as good.
+    statistics, infinity is as good. A type of 8 bits ends at its largest number, by design: there, only what isn't finite is NaN.
     """
     with torch.inference_mode(), np.errstate(all="ignore"):  # the interpreter computes by NumPy, which warns
         found = [result.cpu() for result in checking.as_tuple(op.launch(**checking.packed(op, args), config=config))]
     for number, (ours, exact) in enumerate(zip(found, theirs, strict=True)):
         if not ours.is_floating_point():
             continue
+        ours = ours.float() if ours.dtype in NARROW else ours
         gone = exact.abs() > 2 * torch.finfo(ours.dtype).max if how == "overflow" else ~exact.isfinite()
         bad = ours.isfinite() & gone
         if not number and not op.__name__.endswith(("_grad", "_add")):
