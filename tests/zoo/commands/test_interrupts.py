@@ -31,13 +31,15 @@ def heard(event, arguments):
         left = False
         os.write(int(os.environ["TOLD"]), b".")
         for _ in range(30_000 if os.environ["HELD"] else 0):
-            time.sleep(.01)
+            time.sleep(0.01)
 
 left = True
 sys.addaudithook(heard)
 """
-"""Tells when the first of our packages is imported: before, Python is starting, and nothing of ours has run. Held, it stays there, in short sleeps: a
-signal that comes right before a sleep is heard behind it."""
+"""Tells when the first of our packages is imported: before, Python is starting, and nothing of ours has run.
+
+Held, it stays there, in short sleeps: a signal that comes right before a sleep is heard behind it.
+"""
 
 
 def command(way: str, *arguments: str) -> list[str]:
