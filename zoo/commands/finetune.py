@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -38,9 +35,6 @@ from zoo.pretrained.run_folder import CONFIG
 if TYPE_CHECKING:
     from zoo.finetuning import Run
     from zoo.training import Taught
-
-EVERY_S = 60.0
-"""Seconds between the lines of a detector's run in a log."""
 
 
 def finetune(
@@ -193,6 +187,7 @@ def _task(model: str | None, tag: str | None, resume: Path | None) -> str:
 def _teach(task: str, given: dict[str, Any], more: list[str] | None, option: list[str] | None) -> None:
     """Teach a detector or a segmenter."""
     from zoo.catalogue import any_class
+    from zoo.commands.watching import watched_steps
     from zoo.pretrained.names import named as read_names
     from zoo.training import LearningSettings, teach
 
@@ -202,50 +197,31 @@ def _teach(task: str, given: dict[str, Any], more: list[str] | None, option: lis
         flag = f"--{unknown[0].replace('_', '-')}"
         raise typer.BadParameter(f"it is a classifier's, and a network for {task} does not take it", param_hint=flag)
     quiet, as_json = given.get("quiet", False), given.get("as_json", False)
-    with ExitStack() as shown:
-        done = None if quiet else _watched(shown)
-        if "resume" in given:
-            others = [name for name in given if name not in ("resume", "device", "quiet", "as_json")]
-            if others:
-                raise typer.BadParameter(
-                    f"the run in '{given['resume']}' goes on as it began: leave out {', '.join(others)}", param_hint="--resume"
-                )
-            run = teach(out=given["resume"], resume=True, device=given.get("device"), done=done)
-        else:
-            if "data" not in given:
-                raise typer.BadParameter("which photographs? COCO's JSON, a VOC or YOLO folder, or --resume FOLDER", param_hint="DATA")
-            name, tag = read_names(given["model"], given.get("tag"))
-            folder = makeable(given.get("folder", Path("runs/finetune")))
-            built = build_options(option, any_class(name))
-            if "num_classes" in built:
-                raise typer.BadParameter("the data say how many classes there are; leave num_classes out", param_hint="--option")
-            how = {key: given.get(key) for key in ("val", "images", "split", "size", "device")}
-            begins = {"weights": tag, "from_scratch": "scratch" in given, "options": built, "restart": "restart" in given}
-            try:
-                run = teach(name, given["data"], folder, done=done, **how, **begins, **settings)
-            except FileExistsError:
-                todo = f"zoo finetune --resume {folder} goes on with it, --restart throws it away; or name another folder with --out"
-                raise FileExistsError(f"'{folder}' holds a run: {todo}") from None
+    progress = False if quiet else partial(watched_steps, console=err)
+    if "resume" in given:
+        others = [name for name in given if name not in ("resume", "device", "quiet", "as_json")]
+        if others:
+            raise typer.BadParameter(
+                f"the run in '{given['resume']}' goes on as it began: leave out {', '.join(others)}", param_hint="--resume"
+            )
+        run = teach(out=given["resume"], resume=True, device=given.get("device"), progress=progress)
+    else:
+        if "data" not in given:
+            raise typer.BadParameter("which photographs? COCO's JSON, a VOC or YOLO folder, or --resume FOLDER", param_hint="DATA")
+        name, tag = read_names(given["model"], given.get("tag"))
+        folder = makeable(given.get("folder", Path("runs/finetune")))
+        built = build_options(option, any_class(name))
+        if "num_classes" in built:
+            raise typer.BadParameter("the data say how many classes there are; leave num_classes out", param_hint="--option")
+        how = {key: given.get(key) for key in ("val", "images", "split", "size", "device")}
+        begins = {"weights": tag, "from_scratch": "scratch" in given, "options": built, "restart": "restart" in given}
+        try:
+            run = teach(name, given["data"], folder, progress=progress, **how, **begins, **settings)
+        except FileExistsError:
+            todo = f"zoo finetune --resume {folder} goes on with it, --restart throws it away; or name another folder with --out"
+            raise FileExistsError(f"'{folder}' holds a run: {todo}") from None
     if int(os.environ.get("RANK", "0")) == 0:
         _show_taught(run, task, as_json)
-
-
-def _watched(shown: ExitStack) -> Callable[[int, int, float], None]:
-    """Show the steps of a run from its first one on, which says how many there are."""
-    from zoo.commands.watching import watched_steps
-
-    told: list[Any] = []
-    begun = [time.monotonic()]
-
-    def done(step: int, steps: int, loss: float) -> None:
-        if not told:
-            told.append(shown.enter_context(watched_steps(steps, step - 1, console=err)))
-        told[0].step(step, loss, 0.0)
-        if not err.is_terminal and (step == steps or time.monotonic() - begun[0] > EVERY_S):
-            begun[0] = time.monotonic()
-            err.print(f"step {step:,} of {steps:,}: loss {loss:.4f}", soft_wrap=True)
-
-    return done
 
 
 def _show_taught(run: Taught, task: str, as_json: bool) -> None:

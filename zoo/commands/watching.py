@@ -31,14 +31,23 @@ def watched_steps(steps: int, done: int, *, console: Console, clock: Clock = tim
         with steps_bar(steps, done, console) as told:
             yield told
         return
-    begun = clock()
+    begun = last = clock()
+
+    def step(number: int, loss: float, images_s: float) -> None:
+        nonlocal last
+        if (now := clock()) - last >= EVERY_S:
+            last = now
+            left = (now - begun) / max(1, number - done) * (steps - number)
+            _say(console, f"step {number:,} of {steps:,}: loss {loss:.4f}, {images_s:,.0f} images/s{_remaining(left)}")
 
     def epoch(end: Epoch) -> None:
+        nonlocal last
+        last = clock()
         right = f", {100 * end.metrics.accuracy:.1f} % of {end.metrics.count:,} right" if end.metrics else ""
         left = (clock() - begun) / max(1, end.step - done) * (steps - end.step)
         _say(console, f"epoch {end.epoch:.4g} of {end.epochs:.4g}: loss {end.loss:.4f}{right}{_remaining(left)}")
 
-    yield Told(lambda step, loss, images_s: None, lambda what: _say(console, what) if what else None, epoch)
+    yield Told(step, lambda what: _say(console, what) if what else None, epoch)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -46,6 +47,16 @@ class Told(NamedTuple):
 
 Show: TypeAlias = Callable[[int, int], AbstractContextManager[Told]]
 """Takes the number of steps and how many an earlier run has done, and shows them while its `with` block runs."""
+
+
+def show_of(progress: bool | Show, first: bool = True) -> Show:
+    """Return what shows the steps: what a caller gives, a bar, or nothing; nothing in any process but the first.
+
+    Example:
+        >>> with show_of(False)(10, 0) as told:
+        ...     told.step(1, 2.3, 120.0)
+    """
+    return progress if callable(progress) and first else partial(bar, wanted=bool(progress) and first)
 
 
 @contextmanager

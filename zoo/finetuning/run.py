@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -31,7 +30,7 @@ from zoo.finetuning.loop import Trainer, channels_last
 from zoo.finetuning.metrics import Metrics
 from zoo.finetuning.network import Subject, rebuilt, subject
 from zoo.finetuning.plan import plan_of
-from zoo.finetuning.progress import Show, bar
+from zoo.finetuning.progress import Show, show_of
 from zoo.finetuning.settings import Settings
 from zoo.finetuning.splits import Split, class_weights, classes_of, open_data, split
 from zoo.images import Source
@@ -208,7 +207,7 @@ def _run(ready: _Ready, folder: Path, here: World, resume: bool, progress: bool 
         network = network.to(here.device)
         if channels_last(settings, here):
             network = network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    show = progress if callable(progress) and here.first else partial(bar, wanted=bool(progress) and here.first)
+    show = show_of(progress, here.first)
     before = (checkpoint.saved_step(folder) or 0) if resume else 0
     with show(plan.total, before) as told:
         trainer = Trainer(network, train, val, settings, plan, here, folder, unreadable, told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from weights.arguments import forgiving
 from zoo.detection.learning import LearningDetector
 from zoo.detection.truths import Known, read_truths
+from zoo.finetuning.progress import Show
 from zoo.images.preprocess import open_image
 from zoo.training.loop import LearningSettings, Learnt, learn
 from zoo.training.yolo_text import is_yolo, read_yolo
@@ -29,7 +30,7 @@ def train_detector(
     images: str | os.PathLike[str] | None = None,
     split: str | None = None,
     restart: bool = False,
-    done: Callable[[int, int, float], None] | None = None,
+    progress: bool | Show = True,
     **settings: Any,
 ) -> Learnt:
     """Train a detector on photographs whose things are known, or go on with a training that was interrupted.
@@ -46,7 +47,7 @@ def train_detector(
         images: the folder of a COCO file's photographs; looked for beside it if left out.
         split: of a VOC folder, "train"; every annotation if left out.
         restart: throw away what an earlier call did.
-        done: is called behind each step with its number, the number of all steps and its loss.
+        progress: whether a terminal sees a bar; or what shows the steps instead, a `zoo.finetuning.progress.Show`.
         **settings: see `LearningSettings`: epochs, batch_size, lr.
 
     Raises:
@@ -86,7 +87,7 @@ def train_detector(
 
     facts = {"network": type(model).__name__, "files": [path.name for path in known.photographs]}
     names = ("background", *known.classes)
-    learnt = learn(model, len(known.photographs), losses, Path(out), how, facts, classes=names, restart=restart, done=done)
+    learnt = learn(model, len(known.photographs), losses, Path(out), how, facts, classes=names, restart=restart, progress=progress)
     model.called = names
     if model.checkpoint is not None:  # its metrics hold for the network that was measured
         model.checkpoint = replace(model.checkpoint, labels=None, metrics={}, metrics_data=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import distributed as dist
 from weights.errors import MalformedFile
 from weights.places import at_home
 from weights.whole import whole
+from zoo.finetuning.progress import Epoch, Show, show_of
 
 STATE, MODEL, LABELS = "state.safetensors", "model.safetensors", "labels.tsv"
 KEY = "training"
@@ -93,7 +95,7 @@ def learn(
     *,
     classes: Sequence[str],
     restart: bool = False,
-    done: Callable[[int, int, float], None] | None = None,
+    progress: bool | Show = True,
 ) -> Learnt:
     """Train a network, or go on where an earlier call was interrupted.
 
@@ -110,7 +112,7 @@ def learn(
         facts: what else must be the same for a run to go on, as JSON has it.
         classes: names of the classes, written beside the weights.
         restart: throw away what an earlier call did.
-        done: is called behind each step with its number, the number of all and its loss.
+        progress: whether a terminal sees a bar; or what shows the steps instead, a `zoo.finetuning.progress.Show`.
 
     Raises:
         ValueError: the folder has a run of other photographs, classes or settings.
@@ -133,25 +135,28 @@ def learn(
         model.train(before)
         raise
     resumed = len(history)
-    for step in range(resumed, steps):
-        epoch, at = divmod(step, each)
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed * 7919 + epoch)).tolist()
-        numbers = order[at * settings.batch_size : (at + 1) * settings.batch_size if at + 1 < each else count]
-        seed = settings.seed * 1_000_003 + step + together.rank * 999_999_937
-        torch.manual_seed(seed)  # what the network itself draws is the same again after an interruption
-        optimizer.zero_grad()
-        value = together.learn(numbers, lambda some, seed=seed: losses(some, torch.Generator().manual_seed(seed)), parameters.values())
-        if not math.isfinite(value):
-            raise Diverged(f"the loss is {value} at step {step + 1} of {steps}: give a smaller lr than {settings.lr}")
-        for group in optimizer.param_groups:
-            group["lr"] = settings.lr * _share(step, steps, settings.warmup_steps)
-        torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
-        optimizer.step()
-        history.append(value)
-        if (step + 1) % settings.save_every == 0 and step + 1 < steps and together.first:
-            _save(folder / STATE, told, model, optimizer, parameters, history)
-        if done is not None:
-            done(step + 1, steps, value)
+    with show_of(progress, together.first)(steps, resumed) as shown:
+        for step in range(resumed, steps):
+            begun = time.monotonic()
+            epoch, at = divmod(step, each)
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(settings.seed * 7919 + epoch)).tolist()
+            numbers = order[at * settings.batch_size : (at + 1) * settings.batch_size if at + 1 < each else count]
+            seed = settings.seed * 1_000_003 + step + together.rank * 999_999_937
+            torch.manual_seed(seed)  # what the network itself draws is the same again after an interruption
+            optimizer.zero_grad()
+            value = together.learn(numbers, lambda some, seed=seed: losses(some, torch.Generator().manual_seed(seed)), parameters.values())
+            if not math.isfinite(value):
+                raise Diverged(f"the loss is {value} at step {step + 1} of {steps}: give a smaller lr than {settings.lr}")
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * _share(step, steps, settings.warmup_steps)
+            torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
+            optimizer.step()
+            history.append(value)
+            if (step + 1) % settings.save_every == 0 and step + 1 < steps and together.first:
+                _save(folder / STATE, told, model, optimizer, parameters, history)
+            shown.step(step + 1, value, len(numbers) / (time.monotonic() - begun))
+            if at + 1 == each:
+                shown.epoch(Epoch(step + 1, epoch + 1, settings.epochs, sum(history[-each:]) / each, None))
     model.eval()
     if together.first:
         _save(folder / STATE, told, model, optimizer, parameters, history)

@@ -23,6 +23,7 @@ from zoo.detection.evaluation import evaluate
 from zoo.detection.learning import LearningDetector
 from zoo.detection.truths import Known
 from zoo.finetuning.distributed import world
+from zoo.finetuning.progress import Show
 from zoo.pretrained.run_folder import CONFIG, ROW, write_result
 from zoo.pretrained.trained import trained
 from zoo.segmentation.segmenter import Segmenter
@@ -38,7 +39,6 @@ FACTS: dict[str, type | tuple[type, ...]] = {
     "images": (str, NoneType), "split": (str, NoneType), "size": (int, NoneType), "settings": dict,
 }  # fmt: skip
 """Without these no run can go on."""
-Done = Callable[[int, int, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def teach(
     device: str | None = None,
     resume: bool = False,
     restart: bool = False,
-    done: Done | None = None,
+    progress: bool | Show = True,
     **settings: Any,
 ) -> Taught:
     """Teach a detector or a segmenter what is on annotated photographs, and leave a folder from which `trained` loads it.
@@ -104,9 +104,9 @@ def teach(
         options: constructor keywords of the class.
         size: of a segmenter, pixels of the squares that it learns from; 480 if left out.
         device: "cpu", "cuda" or "cuda:1"; a GPU where there is one if left out.
-        resume: go on with the run that is in `out`; only `device` and `done` go with it.
+        resume: go on with the run that is in `out`; only `device` and `progress` go with it.
         restart: throw away the run that is in `out`.
-        done: is called behind each step with its number, the number of all steps and its loss.
+        progress: whether a terminal sees a bar; or what shows the steps instead, a `zoo.finetuning.progress.Show`.
         **settings: see `LearningSettings`: epochs, batch_size, lr.
 
     Raises:
@@ -150,7 +150,7 @@ def teach(
             if here.first:
                 _write(facts, folder)
             here.barrier()
-        learnt = _learn(network.to(here.device), part, folder, facts["size"], how, done if here.first else None)
+        learnt = _learn(network.to(here.device), part, folder, facts["size"], how, progress)
         loaded, measured = _leave(cls, network, facts, classes, aside, folder) if here.first else (None, {})
         here.barrier()
     last = learnt.losses[-max(1, len(learnt.losses) // how.epochs) :]
@@ -166,10 +166,10 @@ def _write(facts: Mapping[str, Any], folder: Path) -> None:
     write_whole(folder / CONFIG, json.dumps(facts, indent=1) + "\n")
 
 
-def _learn(network: Any, part: Known | Painted, folder: Path, size: int | None, how: LearningSettings, done: Done | None) -> Learnt:
+def _learn(network: Any, part: Known | Painted, folder: Path, size: int | None, how: LearningSettings, progress: bool | Show) -> Learnt:
     if isinstance(part, Painted):
-        return train_segmenter(network, part, folder, size=size or SIDE, done=done, **asdict(how))
-    return train_detector(network, part, folder, done=done, **asdict(how))
+        return train_segmenter(network, part, folder, size=size or SIDE, progress=progress, **asdict(how))
+    return train_detector(network, part, folder, progress=progress, **asdict(how))
 
 
 def _leave(

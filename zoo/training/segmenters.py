@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weights.arguments import forgiving
+from zoo.finetuning.progress import Show
 from zoo.images.preprocess import open_image
 from zoo.segmentation.measures import IGNORED, PixelConfusion, PixelMeasures
 from zoo.segmentation.run import segment
@@ -36,7 +37,7 @@ def train_segmenter(
     classes: Sequence[str] | None = None,
     size: int = SIDE,
     restart: bool = False,
-    done: Callable[[int, int, float], None] | None = None,
+    progress: bool | Show = True,
     **settings: Any,
 ) -> Learnt:
     """Train a segmenter on photographs whose pixels' classes are known, or go on with a training that was interrupted.
@@ -49,7 +50,7 @@ def train_segmenter(
         classes: names of a folder's classes, the background first; those of its ``classes.txt`` if left out, else VOC's.
         size: pixels of the square that is cut out of each photograph, whose shorter side is resized to as many.
         restart: throw away what an earlier call did.
-        done: is called behind each step with its number, the number of all steps and its loss.
+        progress: whether a terminal sees a bar; or what shows the steps instead, a `zoo.finetuning.progress.Show`.
         **settings: see `LearningSettings`: epochs, batch_size, lr.
 
     Raises:
@@ -80,7 +81,7 @@ def train_segmenter(
         return {name: weights[name] * F.cross_entropy(logits, true, ignore_index=IGNORED) for name, logits in found.items()}
 
     facts = {"network": type(model).__name__, "files": [path.name for path in photographs], "size": size}
-    learnt = learn(model, len(photographs), losses, Path(out), how, facts, classes=classes, restart=restart, done=done)
+    learnt = learn(model, len(photographs), losses, Path(out), how, facts, classes=classes, restart=restart, progress=progress)
     if model.checkpoint is not None:
         model.checkpoint = replace(model.checkpoint, labels=None, metrics={}, metrics_data=None)
     return learnt

@@ -39,13 +39,31 @@ def test_a_log_gets_one_line_an_epoch_with_the_time_that_is_left() -> None:
     clock, (shown, file) = Clock(), console()
     with watching.watched_steps(40, 0, console=shown, clock=clock) as told:
         for step in range(1, 41):
-            clock.now += 12
+            clock.now += 2.5
             told.step(step, 0.5, 30.0)
             if step % 20 == 0:
                 told.epoch(Epoch(step, step / 20, 2, 0.25, metrics(9, 1)))
     assert file.getvalue().splitlines() == [
-        "epoch 1 of 2: loss 0.2500, 90.0 % of 10 right, about 4 min left",
+        "epoch 1 of 2: loss 0.2500, 90.0 % of 10 right, about 50 s left",
         "epoch 2 of 2: loss 0.2500, 90.0 % of 10 right",
+    ]
+
+
+def test_a_log_gets_a_line_a_minute_of_an_epoch_that_takes_longer() -> None:
+    clock, (shown, file) = Clock(), console()
+    with watching.watched_steps(20, 0, console=shown, clock=clock) as told:
+        for step in range(1, 21):
+            clock.now += 12
+            told.step(step, 0.5, 30.0)
+            if step % 10 == 0:
+                told.epoch(Epoch(step, step / 10, 2, 0.25, None))
+    assert file.getvalue().splitlines() == [
+        "step 5 of 20: loss 0.5000, 30 images/s, about 3 min left",
+        "step 10 of 20: loss 0.5000, 30 images/s, about 2 min left",
+        "epoch 1 of 2: loss 0.2500, about 2 min left",
+        "step 15 of 20: loss 0.5000, 30 images/s, about 60 s left",
+        "step 20 of 20: loss 0.5000, 30 images/s",
+        "epoch 2 of 2: loss 0.2500",
     ]
 
 

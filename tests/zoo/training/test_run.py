@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import shapes
 import torch
+from killing import Killed, killing
 from preloaded import python
 
 from weights.errors import MalformedFile
@@ -44,20 +45,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Killed(Exception): ...
-
-
 def test_a_run_that_is_killed_and_resumed_leaves_the_same_weights_and_is_a_source_of_trained(data: Path, tmp_path: Path) -> None:
-    def kill(step: int, steps: int, loss: float) -> None:
-        if step == 3:
-            raise Killed
-
     how: dict[str, Any] = {"from_scratch": True, "epochs": 2, "batch_size": 4, "device": "cpu", "save_every": 2}
     expected = teach(Small, data / "annotations.json", tmp_path / "whole", **how)
     assert (expected.steps, expected.resumed, expected.photographs) == (6, 0, (11, 1))
     assert set(expected.measured) == {"map", "map50"}
     with pytest.raises(Killed):
-        teach(Small, data / "annotations.json", tmp_path / "killed", done=kill, **how)
+        teach(Small, data / "annotations.json", tmp_path / "killed", progress=killing(3), **how)
     with pytest.raises(FileExistsError, match="resume=True goes on with it"):
         teach(Small, data / "annotations.json", tmp_path / "killed", **how)
     found = teach(Small, out=tmp_path / "killed", resume=True)

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import shapes
 import torch
+from killing import Killed, killing
 from torch import Tensor, nn
 
 from weights.errors import MalformedFile
 from zoo import LRASPP_MobileNet_V3_Large, SSDlite320_MobileNet_V3_Large, detect, trained
 from zoo.detection import read_truths
+from zoo.finetuning.progress import Epoch
 from zoo.segmentation import Segmenter
 from zoo.training import Diverged, LearningSettings, measure_segmenter, read_yolo, train_detector, train_segmenter
 from zoo.training.detectors import _example
@@ -63,9 +65,6 @@ class Toy(nn.Module):
         return {"square": (self.layer(x) - 1).square().mean()}
 
 
-class Killed(Exception): ...
-
-
 def run(toy: Toy, out: Path, **more: Any) -> Any:
     settings = LearningSettings(epochs=3, batch_size=4, lr=0.1, save_every=2)
     return learn(toy, 10, toy.losses, out, settings, {"network": "Toy"}, classes=["a"], **more)
@@ -73,16 +72,13 @@ def run(toy: Toy, out: Path, **more: Any) -> Any:
 
 @pytest.mark.parametrize("at", [1, 4, 8])
 def test_a_killed_run_ends_with_the_same_numbers(at: int, tmp_path: Path) -> None:
-    def kill(step: int, steps: int, loss: float) -> None:
-        if step == at:
-            raise Killed
-
     whole, killed = Toy(), Toy()
     expected = run(whole, tmp_path / "whole")
     with pytest.raises(Killed):
-        run(killed, tmp_path / "killed", done=kill)
-    again = Toy()
-    found = run(again, tmp_path / "killed")
+        run(killed, tmp_path / "killed", progress=killing(at))
+    again, epochs = Toy(), list[Epoch]()
+    found = run(again, tmp_path / "killed", progress=killing(0, epochs))
+    assert [(end.step, end.epoch, end.epochs) for end in epochs] == [(3 * i, i, 3) for i in range(at // 2 * 2 // 3 + 1, 4)]
     assert (found.steps, found.resumed) == (9, at // 2 * 2)
     assert found.losses == expected.losses
     assert all(torch.equal(one, other) for one, other in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
