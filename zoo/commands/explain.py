@@ -106,7 +106,9 @@ def explain(
     drawn = None if picture is None or not found else _drawn(found, picture, every)
     if as_json:
         shown = [each.numbers() for rows in found for row in rows for each in row]
-        print_json({"explanations": shown, "measured": numbers.numbers()} if numbers is not None else shown)
+        print_json(
+            {"explanations": shown, "left_out": [*dict.fromkeys(refused)], "measured": None if numbers is None else numbers.numbers()}
+        )
     elif found:
         if numbers is not None:
             for line in numbers.lines():

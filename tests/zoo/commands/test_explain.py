@@ -29,7 +29,9 @@ def test_a_picture_is_explained_and_drawn(photo: str, tmp_path: Path, capsys: py
 
 def test_json_has_the_numbers_and_the_measures(photo: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", photo, "-m", "ResNet20", "--target", "cat - dog", "--target", "3", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["left_out"], told["measured"]) == ([], None)
+    rows = told["explanations"]
     assert [row["label"] for row in rows] == ["cat - dog", "cat"]
     assert {row["image"] for row in rows} == {photo}
     assert rows[0]["probability"] is None
@@ -37,6 +39,9 @@ def test_json_has_the_numbers_and_the_measures(photo: str, capsys: pytest.Captur
     found = json.loads(capsys.readouterr().out)
     assert found["measured"]["method"] == "HiResCAM"
     assert 0 <= found["measured"]["deletion"]["random"] <= 1
+    assert len(found["explanations"]) == 1
+    assert main(["explain", photo, "-m", "ResNet20", "--all", "--json"]) == 0
+    assert any("attention rollout" in why for why in json.loads(capsys.readouterr().out)["left_out"])
 
 
 def test_all_methods_of_the_network_are_on_one_sheet(photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
