@@ -46,7 +46,7 @@ PAGES: dict[str, dict[str, str]] = {
             read_truths Truth voc_precision Written"""
     },
     "zoo.dreaming": {"dream": "dream dream_frames dream_video NothingToDream"},
-    "zoo.embedding": {"embed": "embed Embeddings knn LeftOut nearest Neighbour Probed read Report"},
+    "zoo.embedding": {"embed": "embed Embeddings knn nearest Neighbour Probed read Report Skipped"},
     "zoo.explanation": {"explain": "CannotExplain class_image ClassImage explain Explanation measure Measured Method METHODS Region"},
     "zoo.finetuning": {"finetune": "find_rate finetune Metrics NotFinite Run Settings Stopped"},
     "zoo.images": {"embed": "BadImage decode Item open_source Source"},

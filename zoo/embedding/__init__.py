@@ -3,7 +3,7 @@
 from zoo.embedding.neighbours import Neighbour, nearest
 from zoo.embedding.probing import Probed, knn
 from zoo.embedding.reading import Embeddings, read
-from zoo.embedding.report import LeftOut, Report
+from zoo.embedding.report import Report, Skipped
 from zoo.embedding.run import embed
 
-__all__ = ["Embeddings", "LeftOut", "Neighbour", "Probed", "Report", "embed", "knn", "nearest", "read"]
+__all__ = ["Embeddings", "Neighbour", "Probed", "Report", "Skipped", "embed", "knn", "nearest", "read"]

@@ -30,7 +30,7 @@ from zoo.embedding.flow import Rows
 from zoo.embedding.parts import Workplace
 from zoo.embedding.plan import Plan, chunks
 from zoo.embedding.prepare import prepared, probe
-from zoo.embedding.report import LeftOut, Report
+from zoo.embedding.report import Report, Skipped
 from zoo.embedding.writing import Block, list_left_out, parquet_options, table
 from zoo.images import Source
 from zoo.images.parquet import pyarrow
@@ -207,7 +207,7 @@ def _settle(source: Source, plan: Plan, folder: Path, parts: list[range], report
         path = part_path(folder, part)
         schema = parquet.read_schema(path)
         problems = documents.table(documents.read_json(schema.metadata[PROBLEMS], path, todo))
-        report.unreadable += [LeftOut(source[int(index)].key, int(index), why) for index, why in problems.items()]
+        report.unreadable += [Skipped(source[int(index)].key, int(index), why) for index, why in problems.items()]
         report.widths = {tap: schema.field(tap).type.list_size for tap in plan.at}
         if not plan.dedupe:
             report.rows += parquet.read_metadata(path).num_rows
@@ -226,4 +226,4 @@ def _settle(source: Source, plan: Plan, folder: Path, parts: list[range], report
             noted = rows.replace_schema_metadata({**schema.metadata, COPIES: json.dumps(copies)})
             with whole(path) as unfinished:
                 parquet.write_table(noted, unfinished, **parquet_options())
-        report.copies += [LeftOut(source[int(i)].key, int(i), "", source[first].key) for i, first in copies.items()]
+        report.copies += [Skipped(source[int(i)].key, int(i), "", source[first].key) for i, first in copies.items()]

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class Skipped:
     """An image that has no row.
 
     Attributes:
@@ -53,8 +53,8 @@ class Report:
     widths: dict[str, int] = field(default_factory=dict)
     computed: int = 0
     resumed: int = 0
-    unreadable: list[LeftOut] = field(default_factory=list)
-    copies: list[LeftOut] = field(default_factory=list)
+    unreadable: list[Skipped] = field(default_factory=list)
+    copies: list[Skipped] = field(default_factory=list)
     others: dict[str, int] = field(default_factory=dict)
     listed: Path | None = None
     kind: str = "image"

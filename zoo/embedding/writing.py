@@ -16,7 +16,7 @@ from convert.formats import safetensors
 from weights.whole import room, sync_file, sync_folder, write_whole
 from zoo.embedding.parts import Part, Workplace
 from zoo.embedding.plan import Plan
-from zoo.embedding.report import LeftOut, Report
+from zoo.embedding.report import Report, Skipped
 from zoo.images import Source
 from zoo.images.parquet import pyarrow
 
@@ -91,7 +91,7 @@ def list_left_out(out: Path, source: Source, report: Report) -> None:
 
     What the source left out when it was opened comes last, without an index.
     """
-    report.unreadable += [LeftOut(one.key, None, one.why) for one in source.left_out]
+    report.unreadable += [Skipped(one.key, None, one.why) for one in source.left_out]
     report.others = dict(source.others)
     listed = out.with_name(f"{out.name}.left-out.jsonl")
     entries = sorted([*report.unreadable, *report.copies], key=lambda entry: (entry.index is None, entry.index or 0))
@@ -109,14 +109,14 @@ def _keep(source: Source, plan: Plan, place: Workplace, report: Report) -> list[
     keep: list[np.ndarray] = []
     for bounds in plan.parts():
         part = Part.load(place.path(bounds))
-        report.unreadable += [LeftOut(source[index].key, index, why) for index, why in part.problems.items()]
+        report.unreadable += [Skipped(source[index].key, index, why) for index, why in part.problems.items()]
         rows = part.readable.numpy().copy()
         if plan.dedupe:
             for row in np.flatnonzero(rows):
                 first = seen.setdefault(part.digests[row].numpy().tobytes(), bounds.start + int(row))
                 if first != bounds.start + row:
                     rows[row] = False
-                    report.copies.append(LeftOut(source[bounds.start + int(row)].key, bounds.start + int(row), "", source[first].key))
+                    report.copies.append(Skipped(source[bounds.start + int(row)].key, bounds.start + int(row), "", source[first].key))
         keep.append(np.flatnonzero(rows))
     return keep
 
