@@ -36,7 +36,7 @@ faults-documents: $(BIN)/.installed
 faults-files: $(BIN)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python tests/convert/faults_files.py --report docs/notes/faults.md
 
-# Fifty processes on one cache, a hundred kills, a thousand rounds of gc and of round trips, and disks that need to be mounted: half an hour.
+# Fifty processes on one cache, a hundred kills, a thousand rounds of gc and of round trips, disks that fail at every call: hours.
 faults-long: $(BIN)/.installed
 	$(BIN)/python tests/long_runs.py --docs docs/notes/faults.md
 

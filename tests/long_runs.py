@@ -1,6 +1,9 @@
 """`make faults-long`: what is repeated for minutes and not in every test run, and what needs mounts, one after the other, with a report.
 
-    python tests/long_runs.py [--docs docs/notes/faults.md] [--only kills]
+    python tests/long_runs.py [--docs docs/notes/faults.md] [--only kills] [--anew]
+
+A run that is done is noted in .faults/long, so that the same command goes on where it was interrupted; several may share the work by
+`--only`. The notes go when every run is there, or with `--anew`.
 
 Each run is a test of the suite, with the number of rounds that is asked of it; what it counts stands in the report. Where a machine lets
 nobody mount, the report says so, and the exit code is 3: nothing was proven of mounts there.
@@ -9,13 +12,15 @@ nobody mount, the report says so, and the exit code is 3: nothing was proven of 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
@@ -23,6 +28,10 @@ from xml.etree import ElementTree
 from faults_page import write_section
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "tests/disk"))
+from refusals import JOBS  # noqa: E402
+
+NOTED = ROOT / ".faults/long"
 MOUNTING = ("unshare", "--user", "--map-root-user", "--mount")
 """Gives a process mounts of its own, which are gone when it ends."""
 NOT_RUN = 3
@@ -65,8 +74,8 @@ RUNS = (
         ("tests/weights/test_collecting.py::test_collecting_while_others_load_costs_them_a_download_at_most",)),
     Run("trips", "1,000 networks of random bits through every format that is written, both conventions, and back",
         ("tests/zoo/conversion/test_roundtrips.py::test_random_bits_come_home_from_every_format",)),
-    Run("disks", "a full disk, errors of writing, syncing and moving, and kill -9, at every call that writes; 100 kills at random moments",
-        ("tests/disk/test_refusals.py::test_every_call_that_writes_may_fail",)),
+    *(Run(f"disk {job}", f"{job}: a full disk, errors, and kill -9 at every call that writes; 100 kills at random moments",
+          (f"tests/disk/test_refusals.py::test_every_call_that_writes_may_fail[{job}]",)) for job in JOBS),
     Run("mounts", "tmpfs that is full at five places, without inodes, mounted read-only, or follows no links",
         ("tests/weights/test_mounts.py",), mounts=True),
 )  # fmt: skip
@@ -105,6 +114,24 @@ def read(report: Path, result: Result) -> None:
     result.failed, result.counted = tuple(failed) or (() if result.passed else ("no test ran",)), tuple(counted)
 
 
+def note(result: Result) -> None:
+    """Keep what came of a run until all are done, by one rename."""
+    place = NOTED / f"{result.run.name}.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    facts = {name: value for name, value in asdict(result).items() if name != "run"}
+    (unfinished := place.with_suffix(".tmp")).write_text(json.dumps(facts))
+    unfinished.replace(place)
+
+
+def noted(run: Run) -> Result | None:
+    """Return what came of a run earlier; None where it is not known."""
+    place = NOTED / f"{run.name}.json"
+    if not place.is_file():
+        return None
+    facts = json.loads(place.read_text())
+    return Result(run, **(facts | {"failed": tuple(facts["failed"]), "counted": tuple(facts["counted"])}))
+
+
 def _why_no_mounts() -> str:
     try:
         tried = subprocess.run([*MOUNTING, "mount", "-t", "tmpfs", "tmpfs", "/tmp"], capture_output=True, text=True, check=False)
@@ -135,16 +162,24 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--docs", type=Path)
     parser.add_argument("--only", action="append", choices=[run.name for run in RUNS])
+    parser.add_argument("--anew", action="store_true", help="forget what earlier calls did")
     wanted = parser.parse_args()
-    results = []
-    for run in RUNS:
-        if not wanted.only or run.name in wanted.only:
+    if wanted.anew:
+        shutil.rmtree(NOTED, ignore_errors=True)
+    chosen = [run for run in RUNS if not wanted.only or run.name in wanted.only]
+    for run in chosen:
+        if (before := noted(run)) is None:
             sys.stderr.write(f"{run.words} …\n")
-            results.append(carried_out(run))
-    text = text_of(results)
+            note(carried_out(run))
+        else:
+            sys.stderr.write(f"{run.words}: done before, {'failed' if before.failed else 'right'}\n")
+    there = [found for run in RUNS if (found := noted(run)) is not None]
     if wanted.docs:
-        write_section(wanted.docs, "Long runs", text)
-    sys.stdout.write(text)
+        write_section(wanted.docs, "Long runs", text_of(there))
+    results = [one for one in there if one.run in chosen]
+    sys.stdout.write(text_of(results))
+    if len(there) == len(RUNS):
+        shutil.rmtree(NOTED, ignore_errors=True)
     return 1 if any(one.failed for one in results) else NOT_RUN if any(one.why_not for one in results) else 0
 
 

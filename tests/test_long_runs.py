@@ -48,6 +48,40 @@ def test_a_machine_that_mounts_nothing_is_said_and_is_no_success(
     assert "## Long runs\n" in (tmp_path / "faults.md").read_text()
 
 
+def test_an_interrupted_command_goes_on_and_begins_anew_when_all_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def carried_out(run: long_runs.Run) -> Result:
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        ran.append(run.name)
+        return Result(run, 1, (), ("a 1",), 2.0)
+
+    monkeypatch.setattr(long_runs, "NOTED", tmp_path / "noted")
+    monkeypatch.setattr(long_runs, "RUNS", RUNS[:3])
+    monkeypatch.setattr(long_runs, "carried_out", carried_out)
+    monkeypatch.setattr("sys.argv", ["long_runs", "--docs", str(tmp_path / "faults.md")])
+    with pytest.raises(KeyboardInterrupt):
+        main()
+    assert not (tmp_path / "faults.md").exists()
+    ran.clear()
+    assert main() == 0
+    assert ran == [RUNS[2].name]
+    text = (tmp_path / "faults.md").read_text()
+    assert all(f"| {run.words} | 1 | right | a 1 | 2 |" in text for run in RUNS[:3])
+    assert not (tmp_path / "noted").exists()
+
+
+def test_what_failed_is_noted_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_runs, "NOTED", tmp_path / "noted")
+    monkeypatch.setattr(long_runs, "carried_out", lambda run: Result(run, 0, ("b: why",)))
+    monkeypatch.setattr("sys.argv", ["long_runs", "--only", RUNS[0].name])
+    assert (main(), main()) == (1, 1)
+    monkeypatch.setattr(long_runs, "carried_out", lambda run: Result(run, 1))
+    monkeypatch.setattr("sys.argv", ["long_runs", "--only", RUNS[0].name, "--anew"])
+    assert main() == 0
+
+
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_every_run_is_of_tests_that_are_there(run: long_runs.Run) -> None:
     for place in run.tests:
@@ -56,5 +90,5 @@ def test_every_run_is_of_tests_that_are_there(run: long_runs.Run) -> None:
         if run.mounts:
             assert "pytestmark = pytest.mark.mounts" in text
         else:
-            marked = text.partition(f"def {name}(")[0].rpartition("\n\n\n")[2]
-            assert re.search(r"pytest\.param\(.*marks=pytest\.mark\.long\)", marked), name
+            marked = text.partition(f"def {name.partition('[')[0]}(")[0].rpartition("\n\n\n")[2]
+            assert re.search(r"pytest\.param\(.*marks=pytest\.mark\.long[,)]", marked), name

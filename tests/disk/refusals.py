@@ -45,6 +45,10 @@ WAYS = ("random", "two at once", "modes")
 """What is tried beside: kill -9 at random moments, two processes with one output, and masks for the modes of files."""
 WRITTEN = (".safetensors", ".npz", ".pth", ".onnx", ".mat", ".h5", ".bson", ".jld2", ".msgpack", ".weights", ".pkl")
 """Formats that are written, by their endings."""
+JOBS = (
+    "lock", "bundle", "mirror", "embed .npy", "embed .safetensors", "embed .parquet",
+    *(f"convert {ending}" for ending in WRITTEN), "finetune",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -177,10 +181,7 @@ def jobs(home: Path) -> dict[str, Job]:
         "embed .npy": embedding("e.npy"),
         "embed .safetensors": embedding("e.safetensors"),
         "embed .parquet": embedding("e.parquet"),
-        **{
-            f"convert {name}": converted(f"n{name}")
-            for name in (".safetensors", ".npz", ".pth", ".onnx", ".mat", ".h5", ".bson", ".jld2", ".msgpack", ".weights", ".pkl")
-        },
+        **{f"convert {name}": converted(f"n{name}") for name in WRITTEN},
         "finetune": Job(learn, learnt),
     }
 

@@ -11,7 +11,10 @@ import refusals
 QUICK = ("lock", "bundle", "embed .npy")
 
 
-@pytest.mark.parametrize(("only", "step"), [(QUICK, 67), pytest.param((), 1, marks=pytest.mark.long)], ids=["some calls", "every call"])
+@pytest.mark.parametrize(
+    ("only", "step"),
+    [pytest.param(QUICK, 67, id="some calls"), *(pytest.param((name,), 1, marks=pytest.mark.long, id=name) for name in refusals.JOBS)],
+)
 def test_every_call_that_writes_may_fail(only: tuple[str, ...], step: int, record_property: Callable[[str, object], None]) -> None:
     if shutil.which("cc") is None:
         pytest.skip("there is no cc, which builds the library that lets calls of the system fail")
