@@ -20,6 +20,7 @@ class Adopted:
         theirs: the shapes of all their tensors in PyTorch's form, by their names.
         moved: our convolutions whose bias went into the BatchNorm behind them, so that their own outputs differ by it.
         notes: what was filled in or folded.
+        filled: our tensors of which the file has nothing, and whose layer there is understood to compute without them.
     """
 
     naming: str
@@ -29,3 +30,4 @@ class Adopted:
     theirs: dict[str, Shape] = field(default_factory=dict[str, Shape])
     moved: set[str] = field(default_factory=set[str])
     notes: list[str] = field(default_factory=list[str])
+    filled: list[str] = field(default_factory=list[str])

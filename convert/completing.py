@@ -87,6 +87,7 @@ def complete(
                     tensors[name] = constant(value, like.shape, like.dtype, f"(none in the file: {'ones' if value else 'zeros'})")
                     absent.pop(name)
                     adopted.notes.append(f"{name}: the file's layer has none, which is {'ones' if value else 'zeros'}")
+                    adopted.filled.append(name)
     for row in rows:  # an exporter leaves out a bias that is zeros
         name, weight = f"{row.ours}.bias", tensors.get(f"{row.ours}.weight")
         if row.kind in BIASED and name in absent and weight is not None and ops.get(row.theirs) in FOLDED and row.theirs not in shifted:
@@ -100,6 +101,7 @@ def complete(
                 tensors[name] = constant(0, tuple(shapes[name]), weight.dtype, "(none in the file: zeros)")
                 absent.pop(name)
                 adopted.notes.append(f"{name}: the file's layer has none, which is zeros")
+                adopted.filled.append(name)
     for norms_of, does in ((shifting, "add their biases and do nothing else"), (folded, "do nothing")):
         if norms_of:
             which = ", ".join([*norms_of[:SHOWN], *([f"and {len(norms_of) - SHOWN} more"] if len(norms_of) > SHOWN else [])])

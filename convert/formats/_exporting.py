@@ -76,15 +76,30 @@ def judged(
     Raises:
         ConvertError: it computes something else.
     """
-    import torch
-
-    with torch.inference_mode():
-        expected = network(example).numpy()
+    expected = answered(path, network, example).numpy()
     difference = relative(made, expected)
     exact = network if written is None else written
     if not difference < TOLERANCE and not (prepared and rounding_explains(path, exact, example[:1], expected[:1], read)):
         raise ConvertError(f"{path}: {by} computes other outputs than PyTorch, by {difference:.2g} of the largest: nothing to rely on")
     return difference
+
+
+def answered(path: Path, network: nn.Module, example: Any) -> Any:
+    """Return the tensor that a network answers.
+
+    Raises:
+        ConvertError: it answers something else, which no file can be compared with.
+    """
+    import torch
+
+    with torch.inference_mode():
+        answer = network(example)
+    if not isinstance(answer, torch.Tensor):
+        raise ConvertError(
+            f"{path}: the network answers a {type(answer).__name__}, and one tensor can be written and compared; wrap it in a module that "
+            "returns one"
+        )
+    return answer
 
 
 def rounding_explains(path: Path, network: nn.Module, image: Any, expected: np.ndarray, read: Callable[[Path], Source]) -> bool:

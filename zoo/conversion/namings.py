@@ -102,12 +102,16 @@ def _best(source: Source, model: type[Model], candidates: list[str], asked: Aske
     best: Foreign | None = None
     for name in candidates:
         matching = name == MATCH
+        if matching and best is not None and _names_agree(best):
+            break
         try:
             found = adopt_by(source, model, "auto" if matching else name, replace(asked, match=matching))
         except NoUniqueMatch as error:
-            return best, error
+            return best, None if best is not None and _mostly_named(best) else error
         if found is None:
             continue
+        if issubclass(model, OwnNetwork) and name == candidates[0] == "torchvision":  # who has its names has all of its tensors
+            found.adopted.report.missing.extend((name, name) for name in found.adopted.filled)
         if best is None or (_left(found), found.renamed) < (_left(best), best.renamed):
             best = found
         if best.adopted.report.ok and not best.renamed:  # else another naming may know the classifier's name too
@@ -196,6 +200,18 @@ def _fractional(found: Foreign) -> Foreign:
             "from before it was quantised."
         )
     return found
+
+
+def _names_agree(found: Foreign) -> bool:
+    """Tell whether a file has a network's own names, so that what is missing, or too much, is damage and no other way to name it."""
+    report = found.adopted.report
+    return _mostly_named(found) and not (report.missing and report.unmatched)
+
+
+def _mostly_named(found: Foreign) -> bool:
+    """Tell whether most of a network's tensors found their places by their names, with their shapes."""
+    report = found.adopted.report
+    return 2 * (len(found.network.state_dict()) - len(report.missing) - len(report.misshaped)) > len(found.network.state_dict())
 
 
 def _left(found: Foreign) -> int:

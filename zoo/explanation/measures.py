@@ -17,6 +17,7 @@ from zoo.explanation.program import CannotExplain
 from zoo.explanation.result import Explanation
 from zoo.explanation.run import Explainer
 from zoo.explanation.targets import Target
+from zoo.images.preprocess import BadImage
 from zoo.kernels import plain
 from zoo.networks.model import Model
 
@@ -142,6 +143,8 @@ def measure(
                 }
                 for name, ranked in orders.items():
                     curves[name].append(curve(x[index], ranked, chance))
+        if not shown:
+            raise BadImage("there are no images to measure on")
         shuffled = _shuffled(explainer, inputs, shown, seed)
     if boxes is not None and len(boxes) != len(shown):
         raise ValueError(f"there are {len(shown)} images and boxes for {len(boxes)}; give one list of boxes for each image")

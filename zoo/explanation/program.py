@@ -219,6 +219,9 @@ class Program:
                 moved.add(node)
             if seen.intersection(node.all_input_nodes):
                 seen.add(node)
+        if not isinstance(self.result, fx.Node):
+            kind = next((of.__name__ for of in (dict, tuple, list) if isinstance(self.result, of)), type(self.result).__name__)
+            raise CannotExplain(f"{self.name} answers a {kind}; explain a module that returns its logits alone")
         if self.result not in moved:
             raise CannotExplain(f"nothing that {self.name} answers depends on {self.at!r}; name a layer on the way to its output")
         nodes = [node for node in self.graph.nodes if node in needed]

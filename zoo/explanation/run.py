@@ -128,6 +128,8 @@ class Explainer:
         weight = next(core.parameters(), torch.empty(0))
         self.device = self.model.device if isinstance(self.model, Fast) else weight.device
         self.dtype = weight.dtype
+        if weight.device.type == "meta":
+            raise ValueError(f"this {type(core).__name__} is on the meta device, where tensors have no numbers; load its weights first")
         self.names: tuple[Label, ...] = ()
         if isinstance(core, Model):
             chosen = tuple(origin.label for origin in core.classes or ())
@@ -202,6 +204,7 @@ class Explainer:
         x = x.to(self.device)
         at_tap = self.program.at != INPUT
         kept = self._body(x) if at_tap else [x]
+        self._check_map(kept[0])
         with torch.no_grad():
             outputs = self.program.head(kept) if at_tap else self.infer(x)
         if not outputs.isfinite().all():
@@ -230,6 +233,17 @@ class Explainer:
                     )
                 )  # fmt: skip
         return found
+
+    def _check_map(self, found: Any) -> None:
+        """Refuse a layer whose answer has no rows and columns."""
+        at, layout = self.program.at, self.program.layout
+        if not isinstance(found, Tensor):
+            raise CannotExplain(f"{at!r} answers a {type(found).__name__}, and one tensor is explained; name a layer that gives one")
+        if found.dim() != (3 if layout.axis == 2 else 4):
+            raise CannotExplain(
+                f"{at!r} answers {tuple(found.shape)}, and a map (images, channels, height, width) is explained; name a layer "
+                "that gives one"
+            )
 
     def _targets(self, outputs: Tensor) -> list[list[Target]]:
         """Return the targets of each image."""

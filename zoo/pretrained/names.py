@@ -57,8 +57,9 @@ def named(model: str, weights: W = None) -> tuple[str, W | str]:
         )
     if colon and _is_module(name):
         raise UnknownWeights(
-            f"{model} is a network of your own, which only `zoo convert` takes as --model. In Python trained({tag or 'Network'}, FILE) "
-            "fills it; its preprocessing and its labels are known to you alone, so call it on images that you prepared"
+            f"{model} is a network of your own, which only `zoo convert` takes as --model. In Python your module is filled by "
+            f"zoo.trained(module, file), a {tag or 'Network'} here; its preprocessing and its labels are known to you alone, so call it "
+            "on images that you prepared"
         )
     name = spelt(name)
     if not colon:

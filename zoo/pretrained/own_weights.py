@@ -17,6 +17,7 @@ from weights.places import at_home
 from zoo.conversion.foreign import load
 from zoo.conversion.namings import open_foreign
 from zoo.conversion.own import own_network
+from zoo.pretrained.resolve import all_finite
 
 log = logging.getLogger("zoo")
 N = TypeVar("N", bound=nn.Module)
@@ -51,6 +52,7 @@ def own_trained(
     Raises:
         UnknownWeights: no path is given, or nothing is there.
         WeightsMismatch, NoUniqueMatch: the file's tensors are not the network's, or fit it in several ways.
+        NonFinite: the file holds NaN or an infinity.
         Undecided: the file doesn't say its kernel convention; `zoo convert` can decide it by evidence.
 
     Example:
@@ -65,7 +67,9 @@ def own_trained(
     if cls.assumed_shape:
         log.info("%s is tried with one input of %s; example=(C, H, W) says another", name, "x".join(map(str, cls.image_shape)))
     with (found := open_foreign(place, cls, match=match, convention=told[0], spatial=told[1], weights_of=weights_of)).source:
-        ready = load(found).state_dict()
+        ready = all_finite(load(found).state_dict(), place)
+        for note in found.adopted.notes:
+            log.warning("%s: %s", place, note)
     target: Any = cls.template
     with torch.no_grad():
         for key, tensor in target.state_dict().items():

@@ -90,7 +90,7 @@ def find(
         with _about(path):
             noted = _noted(record, header.metadata(buffer), model)
             tensors = chosen(safetensors.tensors(buffer), weights_of, path)
-        return noted or _known(record, sha256, model, options, lambda: beside_file(path, model)), _finite(tensors, path)
+        return noted or _known(record, sha256, model, options, lambda: beside_file(path, model)), all_finite(tensors, path)
     record = find_record(described(model), None if named is None else os.fspath(named))
     record, buffer = open_any(record, to_safetensors=to_safetensors, verify=verify, progress=progress, frozen=frozen)
     if record.format in KEPT:
@@ -131,7 +131,7 @@ def of_run(model: type[Published], folder: Path, weights_of: str | None = None) 
     sha256, buffer = weights.read_file(file)
     if sha256 != record.sha256:
         raise HashMismatch(f"{file}: expected sha256 {record.sha256}, got {sha256}; zoo finetune --resume {folder} writes it again")
-    return record, _finite(chosen(safetensors.tensors(buffer), weights_of, file), file)
+    return record, all_finite(chosen(safetensors.tensors(buffer), weights_of, file), file)
 
 
 def _foreign(
@@ -177,7 +177,7 @@ def loaded(tensors: Mapping[str, Stored], path: Path) -> dict[str, Tensor]:
     """Read the tensors of an open file; NaN and infinity are refused."""
     from convert.formats._torch import as_tensor
 
-    return _finite({name: as_tensor(stored.array()).contiguous() for name, stored in tensors.items()}, path)
+    return all_finite({name: as_tensor(stored.array()).contiguous() for name, stored in tensors.items()}, path)
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def _about(path: Path) -> Generator[None]:
         raise type(error)(f"{path}: {error}") from error
 
 
-def _finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+def all_finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return tensors of a file that nothing was installed of, which is where NaN is refused otherwise."""
     called = {dtype: name for name, (_, dtype) in header.DTYPES.items()}
     for name, tensor in tensors.items():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from convert.formats import safetensors
 from convert.match import NoUniqueMatch
 from weights import UnknownWeights
-from weights.errors import ConvertError, WeightsMismatch
+from weights.errors import ConvertError, NonFinite, WeightsMismatch
 from weights.reading import read_file
 from zoo import ResNet20, trained
 from zoo.conversion.convert import convert
@@ -52,6 +52,31 @@ def test_a_module_with_odd_names_and_hidden_tensors_is_filled_in_place(tmp_path:
     assert found.classes.weight is weight
     assert not found.training
     assert torch.equal(found(x), theirs(x))
+
+
+@pytest.mark.parametrize("lost", ["classes.bias", "template.bias", "template.weight", "scale", "classes.weight"])
+def test_a_file_with_the_modules_names_and_without_one_tensor_is_refused_by_that_name(lost: str, tmp_path: Path) -> None:
+    held = Fussy().state_dict()
+    del held[lost]
+    safetensors.save(held, tmp_path / "a.safetensors")
+    ours = Fussy()
+    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    with pytest.raises(WeightsMismatch, match="1 of our tensors nothing becomes") as refused:
+        trained(ours, tmp_path / "a.safetensors", example=(2, 9, 7))
+    assert refused.value.missing == [lost]
+    assert all(torch.equal(before[name], tensor) for name, tensor in ours.state_dict().items())
+
+
+def test_a_tensor_too_many_is_named_and_not_a_number_is_refused(tmp_path: Path) -> None:
+    held = {**Fussy().state_dict(), "more.weight": torch.ones(3)}
+    safetensors.save(held, tmp_path / "a.safetensors")
+    with pytest.raises(WeightsMismatch, match=r"more\.weight"):
+        trained(Fussy(), tmp_path / "a.safetensors", example=(2, 9, 7))
+    held = Fussy().state_dict()
+    held["classes.bias"] = held["classes.bias"].clone().fill_(float("nan"))
+    safetensors.save(held, tmp_path / "b.safetensors")
+    with pytest.raises(NonFinite, match=r"'classes\.bias' holds NaN"):
+        trained(Fussy(), tmp_path / "b.safetensors", example=(2, 9, 7))
 
 
 def test_a_converted_file_is_the_modules_state_dict_and_nothing_is_changed_in_the_module(tmp_path: Path) -> None:
@@ -185,3 +210,22 @@ def test_nobody_states_the_pixels_of_an_own_network_by_having_converted_it(tmp_p
     again = convert(tmp_path / "b.safetensors", tmp_path / "c.npz", network, example=(3, 8, 8))
     assert (first.pixels, again.pixels) == (None, None)
     assert any("how its images are prepared is not known" in note for note in again.notes)
+
+
+class Named(nn.Module):
+    """Answers a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"map": self.layer(x)}
+
+
+@pytest.mark.parametrize("ending", [".onnx", ".xml"])
+def test_a_network_that_answers_a_dict_is_not_exported_and_told_why(ending: str, tmp_path: Path) -> None:
+    file = saved(Named(), tmp_path / "a.safetensors")
+    with pytest.raises(ConvertError, match="the network answers a dict, and one tensor can be written and compared"):
+        convert(file, tmp_path / f"b{ending}", Named(), example=(3, 16, 16))
+    assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from zoo import ResNet20, ViT_Ti_16, fast, features, network
-from zoo.explanation import METHODS, CannotExplain, Explanation, explain
+from zoo.explanation import METHODS, CannotExplain, Explanation, explain, measure
 from zoo.explanation.geometry import Axis, View
 from zoo.images.preprocess import BadImage
 from zoo.networks.model import Model
@@ -360,3 +360,42 @@ def test_a_gpu_gives_the_cpus_map(name: str, small: Model, images: Tensor) -> No
             np.testing.assert_allclose(one.raw, other.raw, rtol=0.05)
         else:
             assert np.corrcoef(one.raw.ravel(), other.raw.ravel())[0, 1] > 0.99
+
+
+class Own(nn.Module):
+    """A network of one's own with a map, tokens, attention that answers a pair, and logits, alone or in a dict."""
+
+    def __init__(self, named: bool = False) -> None:
+        super().__init__()
+        self.patches, self.attention = nn.Conv2d(3, 16, 8, 8), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.norm, self.head, self.named = nn.LayerNorm(16), nn.Linear(16, 5), named
+
+    def forward(self, x: Tensor) -> Any:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        logits = self.head(self.norm(tokens + self.attention(tokens, tokens, tokens)[0]).mean(1))
+        return {"logits": logits} if self.named else logits
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        ("norm", r"'norm' answers \(1, 64, 16\), and a map \(images, channels, height, width\) is explained"),
+        ("head", r"'head' answers \(1, 5\), and a map"),
+        ("attention", "'attention' answers a tuple, and one tensor is explained"),
+    ],
+)
+def test_a_layer_of_ones_own_that_gives_no_map_is_refused_in_words(at: str, message: str) -> None:
+    with pytest.raises(CannotExplain, match=message):
+        explain(Own().eval(), torch.rand(1, 3, 64, 64), target=0, at=at)
+
+
+def test_an_own_network_that_answers_no_tensor_or_has_no_numbers_is_told_so() -> None:
+    x = torch.rand(1, 3, 64, 64)
+    for how in ({"at": "patches"}, {"method": "saliency"}):
+        with pytest.raises(CannotExplain, match="Own answers a dict; explain a module that returns its logits alone"):
+            explain(Own(named=True).eval(), x, target=0, **how)
+    with pytest.raises(ValueError, match="this Own is on the meta device"):
+        explain(Own().to("meta").eval(), x, target=0, at="patches")
+    with pytest.raises(BadImage, match="there are no images to measure on"):
+        measure(Own().eval(), x[:0], "gradcam", at="patches")
+    assert explain(Own().eval(), x, "gradcam", 0, "patches")[0].raw.shape == (8, 8)

@@ -39,7 +39,7 @@ from zoo import (
 )
 from zoo.pretrained.add_file import add_file
 from zoo.pretrained.records import to_safetensors
-from zoo.pretrained.resolve import _finite
+from zoo.pretrained.resolve import all_finite
 
 
 def small_variants() -> list[type[Model]]:
@@ -533,7 +533,7 @@ def test_an_error_of_a_files_content_says_whose_it_is(tmp_path: Path) -> None:
 
 def test_a_complex_number_that_is_none_is_refused_too(tmp_path: Path) -> None:
     with pytest.raises(NonFinite, match="'x' holds NaN or an infinity"):
-        _finite({"x": torch.full((2,), complex(0, float("nan")))}, tmp_path / "a.safetensors")
+        all_finite({"x": torch.full((2,), complex(0, float("nan")))}, tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
