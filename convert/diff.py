@@ -150,7 +150,8 @@ def _compared(name: str, other: str, a: Stored, b: Stored, channels: Sequence[in
         same = x.shape == y.shape and bool((x == y).all())
         return replace(entry, verdict="equal" if same else "different")
     by_convention = "flip" if {a.convention, b.convention} == {"correlation", "convolution"} and max(x.shape[2:], default=1) > 1 else ""
-    if x.shape == y.shape and np.array_equal(x, y):
+    both = x.dtype.kind == y.dtype.kind == "f"
+    if x.shape == y.shape and (np.array_equal(x, y) or (both and np.array_equal(x, y, equal_nan=True))):
         cast = f"cast from {x.dtype} to {y.dtype}" if x.dtype != y.dtype else ""
         said = ", ".join(filter(None, (f"{by_convention} as the files say" if by_convention else "", cast)))
         return replace(entry, verdict="equal", step=said)

@@ -175,6 +175,15 @@ def test_numbers_that_are_none_and_empty_tensors_do_no_harm() -> None:
     assert [e.verdict for e in found.entries] == ["different", "equal", "equal"]
 
 
+def test_a_file_with_nan_is_the_same_as_itself() -> None:
+    held = network()
+    held["fc.bias"][2] = np.nan
+    found = diff(source(held), source({name: array.copy() for name, array in held.items()}))
+    assert found.identical
+    moved = {**held, "fc.bias": np.roll(held["fc.bias"], 1)}
+    assert entry(source(held), source(moved), "fc.bias").verdict == "different"
+
+
 def test_the_table_and_the_json_say_the_same() -> None:
     from rich.console import Console
 

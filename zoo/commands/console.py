@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,6 +126,24 @@ def unused(place: Path, replace: bool) -> None:
     """
     if not replace and str(place) != "-" and place.exists():
         raise CannotWrite(f"'{place}' is there already; --replace puts the new one in its place")
+
+
+def spares_inputs(place: Path | None, inputs: Iterable[str | Path]) -> None:
+    """Refuse an output that is one of the files that are read.
+
+    Raises:
+        CannotWrite: it is one of them.
+    """
+    if place is None or not place.is_file():
+        return
+    its = place.stat()
+    for one in inputs:
+        try:
+            read = Path(one).stat()
+        except (OSError, ValueError):  # an address, or nothing
+            continue
+        if (read.st_dev, read.st_ino) == (its.st_dev, its.st_ino):
+            raise CannotWrite(f"'{place}' is read here, and would be lost; write into another file")
 
 
 def png(place: Path | None) -> Path | None:

@@ -22,7 +22,6 @@ from zoo.commands.console import (
     WeightsOption,
     build_options,
     err,
-    fail,
     makeable,
     on_device,
     out,
@@ -83,11 +82,15 @@ def detect(
     as_json: JsonOption = False,
 ) -> None:
     """Find things on photographs: boxes in the photograph's own pixels."""
-    network = detector(model, tag, cfg, called, option, device, quiet, frozen)
     if folder is not None:
+        network = detector(model, tag, cfg, called, option, device, quiet, frozen)
         _folder(network, images, folder, threshold, overlap, batch_size, restart, quiet, as_json, picture)
         return
-    _shown(network, images, threshold, overlap, batch_size, picture, as_json)
+    from zoo.commands.pictures import pictures
+
+    given, left_out = pictures(images, picture)
+    network = detector(model, tag, cfg, called, option, device, quiet, frozen)
+    _shown(network, given, left_out, threshold, overlap, batch_size, picture, as_json)
 
 
 def detector(
@@ -128,18 +131,18 @@ def detector(
 
 def _shown(
     network: Detector,
-    images: list[str],
+    given: list[Picture],
+    left_out: int,
     threshold: float | None,
     overlap: float | None,
     batch_size: int,
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    from zoo.commands.pictures import end, pictures, tell_by, tell_drawn
+    from zoo.commands.pictures import end, tell_by, tell_drawn
     from zoo.detection import coco, drawing
     from zoo.images import BadImage
 
-    given, left_out = pictures(images)
     labels = None if network.checkpoint is None else network.checkpoint.labels
     rows: list[dict[str, Any]] = []
     failed: list[BadImage] = []
@@ -229,7 +232,8 @@ def _folder(
     told = f"{counted(written.things, 'thing')} on {counted(written.photographs, 'photograph')}{before}"
     out.print(f"{told}: '{escape(str(written.results))}'", soft_wrap=True)
     for name, why in written.left_out[:5]:
-        fail(ValueError(f"{name} is left out: {why}"), 1)
+        reason = why if why.startswith(name) else f"{name}: {why}"
+        err.print(f"[yellow]left out:[/yellow] {escape(reason)}", soft_wrap=True)
     if written.left_out:
         out.print(f"[dim]{counted(len(written.left_out), 'image')} left out, all in '{escape(str(written.images))}'[/dim]", soft_wrap=True)
 

@@ -26,6 +26,7 @@ from zoo.commands.console import (
     on_device,
     out,
     print_json,
+    spares_inputs,
     value_of,
     writable,
 )
@@ -149,6 +150,7 @@ def _places(images: list[Path], output: Path | None, video: Path | None) -> list
         return [None] * len(images)
     if len(images) == 1 and (output.suffix or not output.is_dir()):
         writable(output)
+        spares_inputs(output, images)
         alpha = transparent(images[0])
         with value_of("--out"):
             writable_as(output, alpha)
@@ -161,6 +163,8 @@ def _places(images: list[Path], output: Path | None, video: Path | None) -> list
     twice = next((place for place in places if places.count(place) > 1), None)
     if twice is not None:
         raise typer.BadParameter(f"two pictures would be '{twice}': rename one, or dream them one at a time", param_hint="--out")
+    for place in places:
+        spares_inputs(place, images)
     output.mkdir(parents=True, exist_ok=True)
     return list(places)
 

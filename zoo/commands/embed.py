@@ -26,6 +26,7 @@ from zoo.commands.console import (
     out,
     png,
     print_json,
+    spares_inputs,
     writable,
 )
 from zoo.pretrained.names import named
@@ -160,6 +161,7 @@ def search(
     from zoo.embedding.neighbours import model_of
 
     del quiet
+    spares_inputs(picture, [image])
     known = read(embeddings)
     network = model_of(known, model, tag)
     found = nearest(known, network, image, k, at)

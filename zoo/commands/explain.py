@@ -84,7 +84,7 @@ def explain(
     cls = model_class(model)
     built = build_options(option, cls)
     place = on_device(device)
-    given, left_out = pictures(images)
+    given, left_out = pictures(images, picture)
     network = trained(cls, tag, progress=not quiet, frozen=frozen or None, weights_of=weights_of, **built).to(place)
     wanted = [_target(one) for one in target] if target else None
     explainers, refused = _explainers(network, method, wanted, at, top, batch_size, every)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -19,6 +20,7 @@ from zoo.commands.console import JsonOption, ModelArgument, out, print_json
 from zoo.commands.speeds import speeds
 from zoo.pretrained.names import named
 from zoo.pretrained.records import find_record, nearest_with_weights
+from zoo.pretrained.run_folder import read_row
 from zoo.pretrained.search import IMAGENET, Entry, search
 from zoo.variants import CLASSIFICATION, Variant, networks, of_all_tasks, spelt, variants
 
@@ -212,7 +214,8 @@ def info(
     """Show a network and its checkpoints. --full shows everything, and NAME:TAG everything about one checkpoint."""
     name, tag = named(model)
     known = of_all_tasks()[name]
-    rows = weights.checkpoints(name) if tag is None else (find_record(name, tag),)
+    run = tag is not None and Path(tag).is_dir()
+    rows = weights.checkpoints(name) if tag is None else (read_row(Path(tag)) if run else find_record(name, tag),)
     full = full or tag is not None
     if as_json:
         print_json(

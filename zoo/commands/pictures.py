@@ -12,10 +12,11 @@ import typer
 
 from weights import checkpoints
 from weights.wording import counted, escape
-from zoo.commands.console import fail, out
+from zoo.commands.console import fail, out, spares_inputs
 from zoo.images import BadImage, Source, decode, open_source
 from zoo.images.files import is_url
 from zoo.images.opening import LISTS, PARQUET, TAR
+from zoo.images.reading import opened_file
 from zoo.prediction.predict import Prediction, predict
 
 if TYPE_CHECKING:
@@ -34,14 +35,20 @@ class Picture(NamedTuple):
     read: Callable[[], Any]
 
 
-def pictures(named: Sequence[str]) -> tuple[list[Picture], int]:
+def pictures(named: Sequence[str], output: Path | None = None) -> tuple[list[Picture], int]:
     """List the pictures that are named, those of folders, shards and lists one by one.
+
+    Args:
+        named: files, folders, shards, lists and addresses.
+        output: a file that is written, which may be none of the pictures.
 
     Returns:
         The pictures, and how many more were left out when their folder was opened, each of which a warning tells.
 
     Raises:
-        FileNotFoundError, ValueError: a folder, shard or list can't be used; see `open_source`.
+        FileNotFoundError, ValueError: a folder, shard or list can't be used, see `open_source`.
+        NoSuchImage: none of the files is there.
+        CannotWrite: the output is one of them.
     """
     found: list[Picture] = []
     left_out = 0
@@ -55,6 +62,11 @@ def pictures(named: Sequence[str]) -> tuple[list[Picture], int]:
         for index, item in enumerate(source):
             shown = item.key if inside is None else str(inside / item.key)
             found.append(Picture(shown, partial(_read, source, index, shown)))
+    if named and all(not _is_source(name) and not is_url(name) and not Path(name).exists() for name in named):
+        for name in named:  # before a network is fetched for nothing
+            with opened_file(Path(name), name):
+                pass
+    spares_inputs(output, (one.name for one in found))
     return found, left_out
 
 

@@ -67,7 +67,7 @@ def predict(
     cls = model_class(model)
     built = build_options(option, cls)
     place = on_device(device)
-    given, left_out = pictures(images)
+    given, left_out = pictures(images, picture)
     network = trained(cls, tag, progress=not quiet, frozen=frozen or None, weights_of=weights_of, **built).to(place)
     record = network.checkpoint
     found: list[tuple[Picture, list[Prediction]]] = []

@@ -62,7 +62,7 @@ def segment(
         raise typer.BadParameter(told, param_hint="--model")
     built = build_options(option, cls)
     place = on_device(device)
-    given, left_out = pictures(images)
+    given, left_out = pictures(images, picture)
     network = trained(cls, weights, progress=not quiet, frozen=frozen or None, **built).to(place)
     rows: list[dict[str, Any]] = []
     failed: list[BadImage] = []

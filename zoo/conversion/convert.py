@@ -24,7 +24,7 @@ from convert.steps import Flip, SwapChannels
 from weights import Preprocessing
 from weights.arguments import forgiving
 from weights.cache import stamp_of
-from weights.errors import ConvertError, MalformedFile
+from weights.errors import ConvertError, MalformedFile, NonFinite
 from weights.reading import read_unhashed
 from weights.whole import beside, room, sync_file, sync_folder
 from zoo.catalogue import model_class
@@ -118,6 +118,7 @@ def convert(
         WeightsMismatch: the file's tensors are not the network's.
         Undecided: the file doesn't say the kernel convention, and the evidence is too weak.
         NotProven: the network does not compute what the source does.
+        NonFinite: a weight is NaN or infinite, and the file was to be proven.
         ConvertError: a file can't be read or written.
         FileExistsError: `destination` is there already.
         ValueError: an argument is none of the above.
@@ -183,6 +184,8 @@ def convert(
             made.sha256, made.beside = hashes.sha256, hashes.beside(opened)
             network = made.network = _loaded(foreign, ours) if prove or ours is not temporary else None
             if prove and network is not None:
+                if not unproven:
+                    check_finite(network.state_dict(), source)
                 progress("proving that it computes the same")
                 made.digest = digest(network)
                 made.certificate, made.diagnosis = proven(foreign, network, pictures, made, trained_on, isolated=isolated)
@@ -201,6 +204,22 @@ def convert(
                     raise not_proven(made)
                 ours.unlink()
         return made
+
+
+def check_finite(tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Refuse weights that are NaN or infinite, which no network computes with; a sum tells of a tensor whether it is to be searched.
+
+    Raises:
+        NonFinite: there are some.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
+            error = NonFinite(
+                f"{source}: {name!r} holds NaN or an infinity, so its network would compute nothing else. Its training diverged, or the "
+                "file is damaged: use another checkpoint; unproven=True converts it all the same."
+            )
+            error.tensor = name
+            raise error
 
 
 def _opened(source: Path, format: str, isolated: bool, weights_of: str | None) -> Source:

@@ -102,12 +102,13 @@ def _best(source: Source, model: type[Model], candidates: list[str], asked: Aske
     best: Foreign | None = None
     for name in candidates:
         matching = name == MATCH
-        if matching and best is not None and _names_agree(best):
+        named = best if issubclass(model, OwnNetwork) else None  # a file of the network's own names, as far as it goes
+        if matching and named is not None and _names_agree(named):
             break
         try:
             found = adopt_by(source, model, "auto" if matching else name, replace(asked, match=matching))
         except NoUniqueMatch as error:
-            return best, None if best is not None and _mostly_named(best) else error
+            return best, None if named is not None and _mostly_named(named) else error
         if found is None:
             continue
         if issubclass(model, OwnNetwork) and name == candidates[0] == "torchvision":  # who has its names has all of its tensors

@@ -171,7 +171,7 @@ def split(train: Source, val: Source | None, classes: list[str], settings: Setti
         if count >= len(members):
             raise ValueError(
                 f"{train.where}: {label} has {len(members)} image{'' if len(members) == 1 else 's'}, too few to set "
-                f"{settings.val_share:.0%} aside for measuring; add some, give images to measure on, or val_share=0 for none"
+                f"{settings.val_share:.0%} aside for measuring; add some, give images to measure on, or set val_share=0 for none"
             )
         drawn = sorted(members, key=lambda name: hashlib.blake2b(f"{settings.seed}:{name}".encode()).digest())
         for place, name in enumerate(drawn):

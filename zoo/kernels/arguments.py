@@ -39,7 +39,22 @@ def check(model: nn.Module) -> None:
     try:
         copy.deepcopy(model, groups(model) | {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     except Exception as error:  # whatever the part that refuses raises
+        if pruned := _pruned(model):
+            layer, tensor = pruned
+            todo = f"layer {layer!r} is pruned and computes its {tensor} anew in each call: make that final, torch.nn.utils.prune.remove"
+            raise ValueError(f"{type(model).__name__} can't be copied, which fast() has to do: {todo}(layer, {tensor!r})") from error
         raise ValueError(f"{type(model).__name__} can't be copied, which fast() has to do: {type(error).__name__}: {error}") from error
+
+
+def _pruned(model: nn.Module) -> tuple[str, str] | None:
+    """Return the first layer that `torch.nn.utils.prune` has pruned, and which tensor of it."""
+    for name, layer in model.named_modules():
+        held = {key for key, _ in (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))}
+        for key in sorted(held):
+            tensor = key.removesuffix("_orig")
+            if key != tensor and f"{tensor}_mask" in held:
+                return name, tensor
+    return None
 
 
 def device_of(device: torch.device | str | int | None) -> torch.device:

@@ -162,9 +162,9 @@ def _check_folds(counts: Mapping[str, int], folds: int, where: str) -> None:
         return
     least, label = few[0]
     others = f", and {counted(len(few) - 1, 'other class has', 'other classes have')} fewer than {folds} too" if len(few) > 1 else ""
-    todo = f"folds={least}, which is less sure, or " if least >= 2 else ""
+    todo = f"Take folds={least}, which is less sure, add" if least >= 2 else "Add"
     raise ValueError(
-        f"{where}: {label!r} has {counted(least, 'image')}{others}, and each of {folds} folds needs one. Take {todo}add images, or leave "
+        f"{where}: {label!r} has {counted(least, 'image')}{others}, and each of {folds} folds needs one. {todo} images, or leave "
         "such classes out"
     )
 

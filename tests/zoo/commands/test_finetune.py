@@ -162,12 +162,15 @@ def test_memory_that_is_full_and_gpus_that_fail_are_one_message(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_full_memory_is_told_to_a_command_by_what_it_has(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_memory_is_told_to_a_command_by_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(*args: object, **options: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("zoo.pretrained.trained.trained", fail)
-    assert main(["predict", "x.jpg"]) == 1
+    (tmp_path / "x.jpg").touch()
+    assert main(["predict", str(tmp_path / "x.jpg")]) == 1
     assert capsys.readouterr().err == "error: the memory is full (no more is given): take a smaller --batch-size, or smaller images\n"
 
 

@@ -238,3 +238,16 @@ def test_words_of_a_record_and_of_labels_move_no_cursor(
     out, err = capsys.readouterr()
     assert "cat\ufffd[2J[red]" in out
     assert not {"\x1b", "\x07"} & {*out, *err}
+
+
+def test_info_shows_a_run_by_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from zoo.pretrained.run_folder import write_result
+
+    told: dict[str, Any] = {"options": {}, "base": None, "metrics": {"top1": 61.5}, "metrics_data": "13 images"}
+    state = ResNet20(num_classes=3).state_dict()
+    write_result(tmp_path, state, model="ResNet20", classes=["a", "b", "c"], preprocessing=weights.find("ResNet20").preprocessing, **told)
+    assert main(["info", str(tmp_path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["network"], [row["num_classes"] for row in shown["checkpoints"]]) == ("ResNet20", [3])
+    assert main(["info", str(tmp_path)]) == 0
+    assert "61.5" in capsys.readouterr().out

@@ -102,7 +102,7 @@ def test_a_fault_of_the_system_is_a_sentence_with_the_path_and_what_to_do(
         ["unbundle", "~nosuch/b.tar"],
         ["mirror", "~nosuch/m"],
         ["add", "~nosuch/x.pth", "ResNet20:mine"],
-        ["predict", "x.jpg", "-m", "ResNet20", "--weights", "~nosuch/w.pth"],
+        ["predict", "IN.png", "-m", "ResNet20", "--weights", "~nosuch/w.pth"],
     ],
     ids=" ".join,
 )
@@ -139,3 +139,43 @@ def test_a_server_says_at_its_start_which_files_nobody_asks_it_for(
     assert "https://" in said
     assert main(["mirror", "m", "--serve", "--port", "0"]) == 0
     assert "nobody asks" not in capsys.readouterr().err
+
+
+READING = [
+    ["predict", "IN.png", "-m", "ResNet20", "--picture"],
+    ["explain", "IN.png", "-m", "ResNet20", "--picture"],
+    ["explain", ".", "-m", "ResNet20", "--picture"],
+    ["detect", "IN.png", "-m", "YOLOv3Tiny", "--picture"],
+    ["segment", "IN.png", "-m", "LRASPP_MobileNet_V3_Large", "--picture"],
+    ["search", "e.npy", "IN.png", "--picture"],
+    ["dream", "IN.png", "-m", "ResNet20", "-o"],
+]
+
+
+@pytest.mark.parametrize("words", READING, ids=lambda words: " ".join(words))
+@pytest.mark.parametrize("place", ["IN.png", "same.png"])
+def test_a_picture_that_is_read_is_not_written(words: list[str], place: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (work / "same.png").symlink_to("IN.png")
+    before = (work / "IN.png").read_bytes()
+    assert main([*words, place]) == 1
+    assert f"'{place}' is read here, and would be lost; write into another file" in capsys.readouterr().err
+    assert (work / "IN.png").read_bytes() == before
+
+
+def test_dreams_of_a_folders_pictures_do_not_go_over_them(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (40, 40)).save(work / "more.png")
+    before = {path: path.read_bytes() for path in work.iterdir()}
+    assert main(["dream", "IN.png", "more.png", "-m", "ResNet20", "-o", "."]) == 1
+    assert "is read here, and would be lost" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in work.iterdir()} == before
+
+
+@pytest.mark.parametrize("command", ["predict", "explain", "segment", "detect"])
+def test_a_picture_that_is_not_there_is_told_before_a_network_is_fetched(
+    command: str, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = {"segment": "LRASPP_MobileNet_V3_Large", "detect": "YOLOv3Tiny"}.get(command, "ResNet50")
+    assert main([command, "none.jpg", "no.jpg", "-m", network]) == 3
+    said = capsys.readouterr().err
+    assert "none.jpg: there is no such file" in said
+    assert network not in said

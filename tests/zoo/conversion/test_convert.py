@@ -21,9 +21,9 @@ from convert.formats import safetensors
 from convert.source import Convention
 from convert.steps import flip
 from weights import header
-from weights.errors import ConvertError, MalformedFile, WeightsMismatch
+from weights.errors import ConvertError, MalformedFile, NonFinite, WeightsMismatch
 from zoo import DenseNet_BC_100_12, InceptionV3, MobileNetV1_025, ResNet20, SqueezeNet1_1, trained
-from zoo.conversion.convert import convert
+from zoo.conversion.convert import check_finite, convert
 from zoo.conversion.notes import NOTES
 from zoo.conversion.result import NotProven
 from zoo.networks.model import Model
@@ -568,3 +568,19 @@ def test_the_notes_of_a_written_file_say_what_the_screen_said(ending: str, tmp_p
     assert noted["parity"]["evidence"] == made.certificate.to_json()["evidence"]
     back = convert(tmp_path / f"a{ending}", tmp_path / "b.safetensors", "ResNet20")
     assert any(made.certificate.verdict in note for note in back.notes)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_weights_that_are_no_numbers_are_refused_and_nothing_is_written(value: str, network: Model, tmp_path: Path) -> None:
+    held = dict(network.state_dict())
+    held["fc.bias"] = held["fc.bias"].clone()
+    held["fc.bias"][3] = float(value)
+    safetensors.save(held, tmp_path / "a.safetensors")
+    with pytest.raises(NonFinite, match=r"'fc\.bias' holds NaN or an infinity") as refused:
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", ResNet20)
+    assert refused.value.tensor == "fc.bias"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_large_weights_whose_sum_is_too_large_are_numbers() -> None:
+    check_finite({"w": torch.full((4,), 3e38), "h": torch.full((9,), 6e4, dtype=torch.float16)}, Path("a.pth"))

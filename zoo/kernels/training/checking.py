@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -355,6 +356,26 @@ def _logs(got: list[Tensor], right: list[Tensor], least: float = 0.0) -> list[fl
     return found
 
 
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p")
+"""Arguments of PyTorch's attention, of which Python can't ask the signature."""
+
+
+def _attending(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of attention that drops nothing: what is drawn inside of it no mode sees."""
+    if "dropout_p" in kwargs:
+        return args, {**kwargs, "dropout_p": 0.0}
+    schema = getattr(func, "_schema", None)
+    if schema is not None:
+        names = [argument.name for argument in schema.arguments]
+    elif name == "scaled_dot_product_attention":
+        names = [*ATTENTION]
+    else:
+        names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
+    at = names.index("dropout_p") if "dropout_p" in names else len(args)
+    return tuple(0.0 if index == at else one for index, one in enumerate(args)), dict(kwargs)
+
+
 class _Calm(TorchFunctionMode):
     """Makes drawing functions give their mean: rounding is compared, not luck; and nobody's random numbers are used up."""
 
@@ -363,6 +384,10 @@ class _Calm(TorchFunctionMode):
         name = name_of(func) if kwargs.get("generator") is None else ""  # the check's own draws have one
         if "dropout" in name:
             return args[0] if args else kwargs["input"]
+        if "attention" in name:
+            args, kwargs = _attending(func, name, args, kwargs)
+        elif name in RECURRENT:  # of their arguments only the dropout is a float
+            args = tuple(0.0 if isinstance(one, float) else one for one in args)
         if name == "bernoulli_":
             return args[0].fill_(1)
         if name in ("uniform_", "normal_", "random_", "exponential_"):

@@ -381,3 +381,16 @@ def test_a_graph_that_answers_otherwise_is_given_up_step_by_step(
     assert plan.note == note
     assert parity.passes()
     assert Captured.closed == [proving.WAYS[index] for index in closed]
+
+
+def test_a_pruned_layer_is_named_with_what_makes_it_final() -> None:
+    from torch.nn.utils import prune
+
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 5)).eval()
+    prune.l1_unstructured(network[2], "weight", 0.5)
+    network(torch.rand(1, 3, 8, 8))
+    with pytest.raises(ValueError, match=r"layer '2' is pruned .*: make that final, torch\.nn\.utils\.prune\.remove\(layer, 'weight'\)"):
+        fast(network, "cpu")
+    prune.remove(network[2], "weight")
+    x = torch.rand(1, 3, 8, 8)
+    assert torch.allclose(fast(network, "cpu", example=x, progress=False)(x), network(x), atol=1e-5)
