@@ -210,10 +210,10 @@ def test_images_that_say_nothing_are_refused_before_anything_is_computed(
     monkeypatch.setattr(running, "trained", lambda *_, **__: pytest.fail("nothing is to be loaded"))
     with pytest.raises(ValueError, match=r"all images are of one class, 'x', so there is nothing to tell apart.*labels=False"):
         ask(photos, labels=["x"] * 30)
-    with pytest.raises(ValueError, match=r"'b' has 3 images, and each of 5 folds needs one. Take folds=3, which is less sure, or add"):
+    with pytest.raises(ValueError, match=r"'b' has 3 images, and each of 5 folds needs one. Take folds=3, which is less sure, add images"):
         ask(photos, labels=["a"] * 27 + ["b"] * 3, folds=5)
     with pytest.raises(
-        ValueError, match=r"'b' has 1 image, and 1 other class has fewer than 2 too, and each of 2 folds needs one. Take add"
+        ValueError, match=r"'b' has 1 image, and 1 other class has fewer than 2 too, and each of 2 folds needs one. Add images"
     ):
         ask(photos, labels=["a"] * 28 + ["b", "c"])
     with pytest.raises(ValueError, match="there are 30 images and 3 labels"):
