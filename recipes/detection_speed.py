@@ -3,6 +3,7 @@
     python recipes/detection_speed.py                       on the current GPU, bfloat16
     python recipes/detection_speed.py --device cpu --tiny   small images and few rounds, to see that it runs
     python recipes/detection_speed.py --json figures.json   the figures as JSON too
+    python recipes/detection_speed.py --profile 12          and what a call of fast(model) spends its time on, the 12 longest
 
 Each case is a batch of photographs of one size, already on the device. All answer before any is timed, and what they find is compared
 with the plain network in float32. A figure is the median of the rounds; in each round every contestant runs once. Weights are drawn, and
@@ -136,8 +137,20 @@ def timed(call: Callable[[], Any], device: str) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
+def profiled(call: Callable[[], Any], most: int) -> list[str]:
+    """Return a call's kernels by their time, the longest ones, and how long the GPU had nothing to do."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        ms = timed(call, "cuda")
+    rows = sorted(found.key_averages(), key=lambda row: -row.device_time_total)
+    busy = sum(row.device_time_total for row in rows) / 1e3
+    lines = [f"{ms:.2f} ms with the profiler, in {sum(row.count for row in rows)} kernels and copies of {busy:.2f} ms together"]
+    return lines + [f"{row.device_time_total / 1e3:8.2f} ms {row.count:5} x {row.key[:100]}" for row in rows[:most]]
+
+
 @torch.no_grad()
-def measure(name: str, shape: tuple[int, int, int], device: str, dtype: torch.dtype, rounds: int, compiled: bool) -> dict[str, Any]:
+def measure(
+    name: str, shape: tuple[int, int, int], device: str, dtype: torch.dtype, rounds: int, compiled: bool, profile: int = 0
+) -> dict[str, Any]:
     """Time one network's contestants in turns."""
     network, given = made(name, *shape, device)
     expected = answer(network(given))
@@ -163,7 +176,7 @@ def measure(name: str, shape: tuple[int, int, int], device: str, dtype: torch.dt
     covers = str(quick.unchanged)
     return {
         "network": name, "shape": shape, "ms": medians, "agreement": agree, "failed": failed, "ratio": rival / medians["fast"],
-        "covers": covers,
+        "covers": covers, "profile": profiled(contestants["fast"], profile) if profile and device.startswith("cuda") else [],
     }  # fmt: skip
 
 
@@ -176,6 +189,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--tiny", action="store_true", help="small images and two rounds")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--profile", type=int, default=0, metavar="ROWS", help="print the longest kernels of a call, on a GPU")
     parser.add_argument("--json", type=Path, default=None, help="write the figures there, too")
     asked = parser.parse_args()
     dtype = getattr(torch, asked.dtype or ("bfloat16" if asked.device.startswith("cuda") else "float32"))
@@ -184,7 +198,7 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     for name in asked.networks or CASES:
         shape = TINY if asked.tiny else CASES[name]
-        found.append(measure(name, shape, asked.device, dtype, 2 if asked.tiny else asked.rounds, not asked.no_compile))
+        found.append(measure(name, shape, asked.device, dtype, 2 if asked.tiny else asked.rounds, not asked.no_compile, asked.profile))
         row = found[-1]
         figures = ", ".join(f"{which} {value:.2f} ms (agrees {row['agreement'][which]:.3f})" for which, value in row["ms"].items())
         print(f"{name} {'x'.join(map(str, shape))}: {figures}; {row['ratio']:.2f}x the fastest rival", flush=True)
@@ -192,6 +206,7 @@ def main() -> None:
             print(f"  {which} can't: {why}")
         if row["covers"]:
             print(f"  {row['covers']}")
+        print(*(f"  {line}" for line in row["profile"]), sep="\n", end="\n" if row["profile"] else "")
     if asked.json is not None:
         asked.json.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "dtype": str(dtype), "rows": found}, indent=1))
 

@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sizes", default="640x640,1080x1920,2160x3840")
+    parser.add_argument("--sizes", default="640x640,1080x1920,2160x3840", help="of pictures, with commas; none times training alone")
     parser.add_argument("--channels", type=int, default=32)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--side", type=int, default=256)
@@ -242,7 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     machine = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
-    rows = [row for size in options.sizes.split(",") for row in painting(size, options)] + training(options)
+    sizes = [] if options.sizes == "none" else options.sizes.split(",")
+    rows = [row for size in sizes for row in painting(size, options)] + training(options)
     print(f"{machine}, torch {torch.__version__}, {options.channels} channels, medians of {options.rounds}")
     for row in rows:
         shown = row.get("failed") or f"{row['ms']:9.2f} ms"

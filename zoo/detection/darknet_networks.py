@@ -19,7 +19,6 @@ from zoo.detection.decoding import Head, decoded, head
 from zoo.detection.detections import Detections
 from zoo.detection.detector import Detector
 from zoo.detection.fitting import Fit, fit, fitted, unfitted
-from zoo.detection.greedy import overlap as intersection
 from zoo.detection.greedy import suppress
 from zoo.networks.model import check_images
 
@@ -188,8 +187,8 @@ class Darknet(Detector):
         place, row, label = (probable > threshold).nonzero(as_tuple=True)
         chosen, scores = boxes[place, row], probable[place, row, label]
         corners = torch.cat([chosen[:, :2] - chosen[:, 2:] / 2, chosen[:, :2] + chosen[:, 2:] / 2], 1)
-        measure = self.heads[-1].measure if self.nms == "cfg" else intersection
-        stays = suppress(corners, scores, place * self.num_classes + label, overlap, measure)
+        power = self.heads[-1].power if self.nms == "cfg" else None
+        stays = suppress(corners, scores, place * self.num_classes + label, overlap, power)
         place, label, scores = place[stays], label[stays], scores[stays]
         corners = unfitted(corners[stays], place, fits)
         where, named = place.tolist(), label.tolist()

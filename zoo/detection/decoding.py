@@ -9,7 +9,6 @@ from torch import Tensor
 
 from convert.formats._darknet_cfg import Section
 from weights.errors import MalformedFile, UnsupportedFormat
-from zoo.detection.greedy import Overlap, distant_overlap, overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Head:
         scale: scale_x_y, how far a cell's box may leave it.
         new_coords: whether the map holds shares already, and sides are squares.
         softmax: whether classes exclude each other.
-        measure: of two boxes' overlap, for suppression.
+        power: of the distance that suppression takes off two boxes' overlap; None where it takes none off.
     """
 
     kind: str
@@ -32,7 +31,7 @@ class Head:
     scale: float = 1.0
     new_coords: bool = False
     softmax: bool = False
-    measure: Overlap = overlap
+    power: float | None = None
 
     @property
     def channels(self) -> int:
@@ -62,7 +61,7 @@ def head(section: Section) -> Head:
     if len(chosen) != wanted or not wanted or classes < 1:
         raise MalformedFile(f"section {section.index}, [{section.kind}], wants {wanted} anchors of {len(pairs)} for {classes} classes")
     kind = settings.get("nms_kind", "default")
-    measure = {"greedynms": distant_overlap(0.6), "diounms": distant_overlap(float(settings.get("beta_nms", 0.6)))}.get(kind, overlap)
+    power = {"greedynms": 0.6, "diounms": float(settings.get("beta_nms", 0.6))}.get(kind)
     told = Head(
         section.kind,
         tuple(chosen),
@@ -70,7 +69,7 @@ def head(section: Section) -> Head:
         float(settings.get("scale_x_y", 1)),
         bool(section.number("new_coords")),
         bool(section.number("softmax")),
-        measure,
+        power,
     )
     if section.reads[0] != told.channels:
         raise MalformedFile(

@@ -17,7 +17,8 @@ The rooms, from what a user calls down to the kernels:
     memory/          memory of CUDA graphs, and cuBLAS's workspaces
     measuring/       clocks, and the roofline
 
-`arguments` reads what a caller asks for; `errors` holds what `fast` raises. `python -m zoo.kernels` checks and times every op.
+`arguments` reads what a caller asks for; `boxes` says what suppression means; `errors` holds what `fast` raises. `python -m zoo.kernels`
+checks and times every op.
 """
 
 from __future__ import annotations
