@@ -73,7 +73,8 @@ def main() -> None:
         for part in network.modules():
             if isinstance(part, torch.nn.Linear) and not part.weight.any():  # a drawn transformer's last layer, which would answer 0
                 torch.nn.init.normal_(part.weight, std=0.02)
-        side = int(network.input_size)
+        record = network.checkpoint if asked.photographs else None
+        side = int(record.preprocessing.crop if record else network.input_size)  # which may differ, and the photographs have the former
         images = torch.randn(int(batch), 3, side, side, device=device, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
         given: dict[str, Any] = {}
         if asked.photographs:

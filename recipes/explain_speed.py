@@ -42,9 +42,10 @@ def main() -> None:
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--device", default="cpu")
     asked.add_argument("--photographs", type=Path)
+    asked.add_argument("--weights", type=Path, help="of the network that explains photographs; its usual checkpoint if left out")
     given = asked.parse_args()
     if given.photographs:
-        beside_predict(given.model, given.photographs, given.rounds, given.device)
+        beside_predict(given.model, given.photographs, given.rounds, given.device, given.weights)
     else:
         beside_peers(given.model, given.images, given.rounds, given.device, given.side, given.cams, not given.no_fast)
 
@@ -136,9 +137,9 @@ def _row(
     )
 
 
-def beside_predict(name: str, folder: Path, rounds: int, device: str) -> None:
+def beside_predict(name: str, folder: Path, rounds: int, device: str, weights: Path | None) -> None:
     """Print Grad-CAM's time over predict's for a folder of photographs, and how the memory grows."""
-    model = trained(name).to(device)
+    model = (trained(name) if weights is None else trained(name, str(weights))).to(device)
     photographs = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES]
     runs: dict[str, Callable[[list[Path]], Any]] = {"predict": lambda p: predict(model, p), "explain": lambda p: explain(model, p)}
     for run in runs.values():

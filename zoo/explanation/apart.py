@@ -46,5 +46,6 @@ def _apart(module: Any, device: torch.device | None, dtype: torch.dtype | None, 
 
 def _tensor(value: Tensor, device: torch.device | None, dtype: torch.dtype | None) -> Tensor:
     own = value.clone() if value.is_inference() else value.detach()  # autograd refuses what inference mode made
-    own = own.to(device=device, dtype=dtype if own.is_floating_point() else None)
+    if device is not None or dtype is not None:
+        own = own.to(device=device, dtype=dtype if own.is_floating_point() else None)
     return nn.Parameter(own, requires_grad=False) if isinstance(value, nn.Parameter) else own

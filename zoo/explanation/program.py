@@ -176,6 +176,7 @@ class Program:
         """
         folded: dict[fx.Node, fx.Node] = {}
         runs: dict[str, int] = {}
+        pairs: list[tuple[nn.Module, Any]] = []
         for node in self.graph.nodes:
             if node.op == "call_module":
                 runs[str(node.target)] = runs.get(str(node.target), 0) + 1
@@ -185,16 +186,16 @@ class Program:
                 continue
             source = node.args[0]
             layer = self._layer(source)
-            alone = isinstance(source, fx.Node) and len(source.users) == 1 and source not in (*self.kept, self.result)
-            once = isinstance(source, fx.Node) and runs.get(str(source.target)) == 1 and not getattr(layer, "parametrizations", None)
-            if not (alone and once):
+            if not isinstance(source, fx.Node) or layer is None or len(source.users) != 1 or source in (*self.kept, self.result):
                 continue
-            pairs = (type(layer) in CONVOLUTIONS and isinstance(norm, nn.BatchNorm2d), type(layer) is nn.Linear)
-            if layer is not None and any(pairs) and (widest is None or _weights_of_a_filter(layer) <= widest):
-                self.layers[str(source.target)] = _fused(layer, norm)
-            else:
+            if runs[str(source.target)] != 1 or getattr(layer, "parametrizations", None):
                 continue
-            folded[node] = source
+            alike = type(layer) is nn.Linear or (type(layer) in CONVOLUTIONS and isinstance(norm, nn.BatchNorm2d))
+            if alike and (widest is None or _weights_of_a_filter(layer) <= widest):
+                folded[node] = source
+                pairs.append((layer, norm))
+        for source, fused in zip(folded.values(), _fused(pairs), strict=True):
+            self.layers[str(source.target)] = fused
         return folded
 
     def _layer(self, node: Any) -> nn.Module | None:
@@ -363,18 +364,34 @@ def _weights_of_a_filter(layer: nn.Module) -> int:
     return weight[0].numel()
 
 
-def _fused(layer: nn.Module, norm: Any) -> nn.Module:
-    """Return a layer whose weights and bias do what the BatchNorm behind it does, the factors computed in float64."""
-    weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
-    assert weight is not None
-    factor = (norm.running_var.double() + norm.eps).rsqrt()
-    factor = factor if norm.weight is None else factor * norm.weight.double()
-    shift = -norm.running_mean.double() if bias is None else bias.double() - norm.running_mean.double()
-    shift = shift * factor if norm.bias is None else shift * factor + norm.bias.double()
-    memory = torch.channels_last if weight.dim() == 4 else torch.contiguous_format  # which makes convolutions faster everywhere
-    scaled = torch.empty_like(weight, memory_format=memory)
-    torch.mul(weight, factor.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1)), out=scaled)
-    return copied(layer, weight=nn.Parameter(scaled, False), bias=nn.Parameter(shift.to(weight.dtype), False))
+def _fused(pairs: Sequence[tuple[nn.Module, Any]]) -> list[nn.Module]:
+    """Return layers whose weights and biases do what the BatchNorm behind each does, the factors computed in float64.
+
+    All BatchNorms are computed at once: of a small network on a GPU, one after the other takes longer than a batch of images.
+    """
+    if not pairs:
+        return []
+
+    def long(tensors: Iterator[Tensor | None], otherwise: float) -> Tensor:
+        """Join vectors, one for each BatchNorm."""
+        given = zip(tensors, pairs, strict=True)
+        return torch.cat([torch.full_like(norm.running_var, otherwise) if one is None else one for one, (_, norm) in given]).double()
+
+    sizes = [len(norm.running_var) for _, norm in pairs]
+    eps = torch.tensor([norm.eps for _, norm in pairs], dtype=torch.float64).repeat_interleave(torch.tensor(sizes))
+    variance = long((norm.running_var for _, norm in pairs), 1.0)
+    factors = (variance + eps.to(variance.device)).rsqrt() * long((norm.weight for _, norm in pairs), 1.0)
+    shifts = long((layer._parameters.get("bias") for layer, _ in pairs), 0.0) - long((norm.running_mean for _, norm in pairs), 0.0)
+    shifts = shifts * factors + long((norm.bias for _, norm in pairs), 0.0)
+    found = []
+    for (layer, _), factor, shift in zip(pairs, factors.split(sizes), shifts.split(sizes), strict=True):
+        weight = layer._parameters["weight"]
+        assert weight is not None
+        memory = torch.channels_last if weight.dim() == 4 else torch.contiguous_format  # which makes convolutions faster everywhere
+        scaled = torch.empty_like(weight, memory_format=memory)
+        torch.mul(weight, factor.to(weight.dtype).view(-1, *[1] * (weight.dim() - 1)), out=scaled)
+        found.append(copied(layer, weight=nn.Parameter(scaled, False), bias=nn.Parameter(shift.to(weight.dtype), False)))
+    return found
 
 
 def _wide(x: Any) -> Any:

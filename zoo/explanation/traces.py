@@ -21,8 +21,10 @@ from zoo.networks.model import Model
 
 MOST = 16
 """Traces that are kept, the last used."""
-UNSEEN = ("_parameters", "_buffers", "_modules", "training", "checkpoint", "classes")
-"""Attributes of a module that are looked at otherwise, or that no trace depends on."""
+UNSEEN = frozenset((*vars(nn.Module()), "checkpoint", "classes"))
+"""Attributes of a module that are looked at otherwise, or that no trace depends on: what every module has, hooks among it."""
+PLAIN = (bool, int, str, bytes)
+"""Types whose values are equal where they are the same."""
 _kept: OrderedDict[Hashable, tuple[Trace, Places | None]] = OrderedDict()
 _lock = Lock()
 
@@ -88,6 +90,8 @@ def _looks(network: nn.Module) -> Hashable:
 
 
 def _token(value: Any) -> Hashable:
+    if type(value) in PLAIN:
+        return type(value), value
     if isinstance(value, Tensor):
         return "tensor", tuple(value.shape), value.dtype
     if isinstance(value, Mapping):

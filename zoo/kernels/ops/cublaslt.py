@@ -1,7 +1,7 @@
 """A 1x1 convolution, and so a linear layer, as cuBLASLt's product of the pixels' rows with the weight; bias and ReLU in its epilogue.
 
 The same arguments as `conv`'s, less what a product has no place for. It reads and writes channel slices in place: a map's pixels are
-rows of any distance. Activations but ReLU are applied in a pass of their own, as is ReLU where `out` is a slice.
+rows of any distance. Activations but ReLU are applied in a pass of their own, as is ReLU in float16, where the epilogue makes 0 of NaN.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def launch(x, weight, bias, residual, act, tf32, out: Tensor | None = None, conf
             torch.addmm(result if residual.data_ptr() == out.data_ptr() else _rows(residual), rows, factor, out=result)
         elif bias is None:
             torch.mm(rows, factor, out=result)
-        elif act == "relu":
+        elif act == "relu" and x.dtype != torch.float16:
             torch.ops.aten._addmm_activation(bias, rows, factor, use_gelu=False, out=result)
             return out
         else:

@@ -128,7 +128,7 @@ def supports(x, **others) -> str:
 
 @of(reference)
 def configs(**_) -> list[Config]:
-    """Return one empty config: cuDNN times its kernels itself at the first launch of a shape, in each thread."""
+    """Return one empty config: cuDNN times its kernels itself at the first launch of a shape, in each thread; in float16 it guesses."""
     return [{}]
 
 
@@ -142,10 +142,13 @@ _FLAGS = threading.Lock()
 
 
 @contextlib.contextmanager
-def cudnn_flags(tf32: bool) -> Iterator[None]:
-    """Let cuDNN choose by timing, and in TF32 or not: flags of the process, so that one thread at a time changes them."""
-    cudnn = torch.backends.cudnn
-    with _FLAGS, cudnn.flags(enabled=True, benchmark=True, benchmark_limit=10, deterministic=False, allow_tf32=tf32):
+def cudnn_flags(dtype: torch.dtype, tf32: bool) -> Iterator[None]:
+    """Let cuDNN choose by timing, and in TF32 or not: flags of the process, so that one thread at a time changes them.
+
+    In float16 it chooses by its heuristic: timing takes kernels there, now and then, that make a number of -inf.
+    """
+    cudnn, timing = torch.backends.cudnn, dtype != torch.float16
+    with _FLAGS, cudnn.flags(enabled=True, benchmark=timing, benchmark_limit=10, deterministic=False, allow_tf32=tf32):
         yield
 
 
@@ -176,14 +179,14 @@ def launch(
     x = x.contiguous(memory_format=torch.channels_last)
     strides, pads, dilations = list(stride), [top, left], list(dilation)
     if x.is_cuda and act == "relu":
-        with cudnn_flags(tf32):
+        with cudnn_flags(x.dtype, tf32):
             if residual is None:
                 y = torch.cudnn_convolution_relu(x, weight, bias, strides, pads, dilations, groups)
             else:
                 residual = residual.contiguous(memory_format=torch.channels_last)
                 y = torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, strides, pads, dilations, groups)
     else:
-        with cudnn_flags(tf32):
+        with cudnn_flags(x.dtype, tf32):
             y = torch.convolution(x, weight, bias, strides, pads, dilations, False, [0, 0], groups)
         y = activate_(y if residual is None else y.add_(residual), act)
     return y.contiguous(memory_format=torch.channels_last) if out is None else out.copy_(y)
