@@ -25,12 +25,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
+from disk.refusals import JOBS
 from faults_page import write_section
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests/disk"))
-from refusals import JOBS  # noqa: E402
-
 NOTED = ROOT / ".faults/long"
 MOUNTING = ("unshare", "--user", "--map-root-user", "--mount")
 """Gives a process mounts of its own, which are gone when it ends."""

@@ -16,11 +16,11 @@ from weights.arguments import forgiving, unknown_keyword, whole
 from zoo.explanation.geometry import View
 from zoo.explanation.program import INPUT, CannotExplain, Program
 from zoo.explanation.result import Explanation
-from zoo.explanation.table import Answer, Question, find_method
+from zoo.explanation.table import Question, find_method
 from zoo.explanation.targets import Target, single, targets
 from zoo.extraction.features import features
 from zoo.extraction.taps import EMBEDDING, LOGITS
-from zoo.images.preprocess import BadImage, is_many, named_images, picture_size, preprocess_named, seen_box
+from zoo.images.preprocess import BadImage, is_many, named_images, preprocess_and_measure, seen_box
 from zoo.kernels import Fast, plain
 from zoo.labels import Label, labels
 from zoo.networks.model import Model
@@ -194,9 +194,9 @@ class Explainer:
             raise BadImage("there are no images to explain: the list is empty")
         for start in range(0, len(named), self.batch_size):
             part = named[start : start + self.batch_size]
-            x = preprocess_named(part, self.preprocessing)
+            x, pictures = preprocess_and_measure(part, self.preprocessing)
             size = x.shape[-1], x.shape[-2]
-            views = [View(whole, seen_box(whole, self.preprocessing), size) for whole in (picture_size(s, n) for n, s in part)]
+            views = [View(picture, seen_box(picture, self.preprocessing), size) for picture in pictures]
             yield [n for n, _ in part], [s for _, s in part], x, views
 
     def batch(self, names: Sequence[str], sources: Sequence[Any], x: Tensor, views: Sequence[View]) -> list[list[Explanation]]:
@@ -218,8 +218,9 @@ class Explainer:
         found: list[list[Explanation]] = [[] for _ in range(len(x))]
         for rank in range(len(asked[0])):
             each = [row[rank] for row in asked]
-            answer = self._answer(x, kept, each)
-            scores = _goal(each)(outputs, torch.arange(len(x), device=outputs.device)).tolist()
+            question = self.question(x, kept, each)
+            answer = self.chosen.function(question)
+            scores = question.goal(outputs, question.every).tolist()
             rows, columns = self.program.axes(answer.raw.shape[1], answer.raw.shape[2], x)
             raw = answer.raw.float().cpu().numpy()
             for index, one in enumerate(each):
@@ -276,10 +277,7 @@ class Explainer:
     def raws(self, x: Tensor, goals: Sequence[Target]) -> list[np.ndarray]:
         """Return the raw map of each preprocessed image for a target of its own."""
         kept = self._body(x) if self.program.at != INPUT else [x]
-        return list(self._answer(x, kept, goals).raw.float().cpu().numpy())
-
-    def _answer(self, x: Tensor, kept: list[Tensor], each: Sequence[Target]) -> Answer:
-        return self.chosen.function(self.question(x, kept, each))
+        return list(self.chosen.function(self.question(x, kept, goals)).raw.float().cpu().numpy())
 
     def _body(self, x: Tensor) -> list[Tensor]:
         """Run what lies before the tap: by fast kernels where the network is fast and the tap is all that is read."""
@@ -319,7 +317,7 @@ def _goal(each: Sequence[Target]) -> Callable[[Tensor, Tensor], Tensor]:
     def score(outputs: Tensor, rows: Tensor) -> Tensor:
         key = outputs.shape[1], outputs.device
         if key not in made:
-            made[key] = torch.stack([one.row(*key) for one in each])
+            made[key] = torch.stack([one.row(outputs.shape[1]) for one in each]).to(outputs.device)
         return (outputs.float() * made[key][rows]).sum(1)
 
     return score

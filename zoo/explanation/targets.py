@@ -43,14 +43,14 @@ class Target:
         """Return the number (N,) of what the network answers (N, classes) or embeds (N, C)."""
         if self.vector is not None:
             return F.cosine_similarity(outputs.float(), self.vector.to(outputs.device)[None], dim=1)
-        return outputs.float() @ self.row(outputs.shape[1], outputs.device)
+        return outputs.float() @ self.row(outputs.shape[1]).to(outputs.device)
 
-    def row(self, classes: int, device: torch.device) -> Tensor:
-        """Return the weights of all logits, float32 (classes,)."""
+    def row(self, classes: int) -> Tensor:
+        """Return the weights of all logits, float32 (classes,), on the CPU."""
         found = torch.zeros(classes)
         for index, weight in self.weights.items():
             found[index] = weight
-        return found.to(device)
+        return found
 
 
 def targets(wanted: Any, names: Sequence[Label], classes: int) -> tuple[list[Target], bool]:

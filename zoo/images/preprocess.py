@@ -68,7 +68,12 @@ def named_images(images: Any) -> list[tuple[str, Any]]:
 
 def preprocess_named(images: Sequence[tuple[str, Any]], preprocessing: Preprocessing) -> Tensor:
     """Do what `preprocess` does, for one or more images that have their names."""
-    pixels = [pixels_of(image, preprocessing, name) for name, image in images]
+    return preprocess_and_measure(images, preprocessing)[0]
+
+
+def preprocess_and_measure(images: Sequence[tuple[str, Any]], preprocessing: Preprocessing) -> tuple[Tensor, list[tuple[int, int]]]:
+    """Do what `preprocess_named` does, and tell width and height of each upright picture; each file is opened once."""
+    pixels, sizes = zip(*(_pixels_and_size(image, preprocessing, name) for name, image in images), strict=True)
     (height, width, _), first = pixels[0].shape, images[0][0]
     for (name, _), array in zip(images, pixels, strict=True):
         if array.shape != pixels[0].shape:
@@ -81,7 +86,7 @@ def preprocess_named(images: Sequence[tuple[str, Any]], preprocessing: Preproces
         x = x.flip(1)
     x = x.to(torch.float32, memory_format=torch.contiguous_format)
     mean, std = (torch.tensor(values, dtype=torch.float32).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
-    return x.div_(255).sub_(mean).div_(std)
+    return x.div_(255).sub_(mean).div_(std), list(sizes)
 
 
 def open_image(source: Any, mode: str = "RGB", name: str | None = None) -> Image:
@@ -170,6 +175,10 @@ def _check_size(width: int, height: int, name: str, doing: str = "has") -> None:
 
 def pixels_of(source: Any, preprocessing: Preprocessing, name: str) -> np.ndarray:
     """Read, resize and crop one image: uint8 (H, W, C)."""
+    return _pixels_and_size(source, preprocessing, name)[0]
+
+
+def _pixels_and_size(source: Any, preprocessing: Preprocessing, name: str) -> tuple[np.ndarray, tuple[int, int]]:
     channels = len(preprocessing.mean)
     if channels in (1, 3):
         planes = [open_image(source, "RGB" if channels == 3 else "L", name)]
@@ -178,7 +187,8 @@ def pixels_of(source: Any, preprocessing: Preprocessing, name: str) -> np.ndarra
         planes = [_image(array[..., channel, None]) for channel in range(channels)]
     else:
         raise BadImage(f"{name}: this record has {channels} channels, which only an array holds; got {type(source).__name__}")
-    return np.dstack([np.asarray(_crop(_resize(plane, preprocessing, name), preprocessing.crop)) for plane in planes])
+    cropped = np.dstack([np.asarray(_crop(_resize(plane, preprocessing, name), preprocessing.crop)) for plane in planes])
+    return cropped, planes[0].size
 
 
 def _resize(image: Image, preprocessing: Preprocessing, name: str) -> Image:

@@ -57,16 +57,16 @@ def build_cpu(request: Request) -> Built:
         return empty(graph, options.device, network)
     shapes = [tuple(t.shape) for t in tensors]
     key = key_of(network, graph, own, options.dtype, shapes)
-    known = choices.get(key, "none" if options.tune == "none" else "quick")
+    level = options.tune if options.tune in ("none", "full") else "quick"
+    known = choices.get(key, level)
     with bar("choosing kernels", options.progress) as progress, phase("making and timing engines"):
         say = None if progress is None else lambda text: progress(0, 1, text)
         untimed = "onnxruntime" if options.tune == "none" else None
-        chosen = engines.choose(
-            model, example, options.dtype, cached=known.op if known else untimed, progress=say, apart=apart_in(network, args, kwargs, graph)
-        )
+        cached, parts = known.op if known else untimed, apart_in(network, args, kwargs, graph)
+        chosen = engines.choose(model, example, options.dtype, cached=cached, progress=say, apart=parts, compiler=level == "full")
     if chosen.seconds:
         mine, eager = chosen.seconds[chosen.name], chosen.seconds.get("eager", 0.0)
-        choices.put(key, Choice(chosen.name, {}, 1e6 * mine, 1e6 * eager, len(chosen.seconds)))
+        choices.put(key, Choice(chosen.name, {}, 1e6 * mine, 1e6 * eager, len(chosen.seconds), level))
         choices.save()
         known = choices.get(key)
     error, _ = chosen.errors[chosen.name]

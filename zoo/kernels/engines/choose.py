@@ -30,7 +30,13 @@ MEANT = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "f
 
 
 def candidates(
-    network: nn.Module, example: tuple[Tensor, ...], dtype: torch.dtype = torch.float32, *, output: Any = None, apart: Apart | None = None
+    network: nn.Module,
+    example: tuple[Tensor, ...],
+    dtype: torch.dtype = torch.float32,
+    *,
+    output: Any = None,
+    apart: Apart | None = None,
+    compiler: bool = False,
 ) -> list[Engine]:
     """List the engines, those that can't be built included.
 
@@ -40,6 +46,7 @@ def candidates(
         dtype: to compute in where the processor has it: torch.float32, torch.bfloat16 or torch.float16.
         output: what the network returns for the example, if that is known already.
         apart: tells whether the batch may be computed in parts of so many images (`passes.apart`); None if it may not.
+        compiler: let torch.compile compete, which takes half a minute to build.
 
     Returns:
         The most promising first; "eager" last.
@@ -63,7 +70,8 @@ def candidates(
         return _Shared(lambda: export(single(), tuple(tensor[:part] for tensor in example), form), shared)
 
     parted = [_in_parts(of(part), example, form, dtype, part) for part in sizes]
-    return [whole, *parted, _onnxruntime(shared, form, dtype), _channels_last(network, example, form, dtype), last]
+    own_ways = [_pytorch(network, example, form, dtype, name) for name in (("compile",) if compiler else ()) + ("channels_last",)]
+    return [whole, *parted, _onnxruntime(shared, form, dtype), *own_ways, last]
 
 
 def parts(example: tuple[Tensor, ...]) -> list[int]:
@@ -84,6 +92,7 @@ def choose(
     progress: Callable[[str], None] | None = None,
     budget: float = 10.0,
     apart: Apart | None = None,
+    compiler: bool = False,
 ) -> Chosen:
     """Build every engine, refuse those that compute something else, and keep the fastest.
 
@@ -99,6 +108,7 @@ def choose(
         progress: is told, in a few words, what is being done.
         budget: seconds to spend on timing, about; up to twice as many for `FEWEST_ROUNDS`.
         apart: tells whether the batch may be computed in parts, see `candidates`.
+        compiler: let torch.compile compete.
 
     Raises:
         Untraceable: the network gives another answer for the same input in the next call.
@@ -111,10 +121,10 @@ def choose(
     bound = bound or Judge(network, example, output)
     trial = Trial(bound, say)
     if cached is not None:  # of parts, which are traced for that, only if it is one
-        known = candidates(network, example, dtype, output=output, apart=apart if "/" in cached else None)
+        known = candidates(network, example, dtype, output=output, apart=apart if "/" in cached else None, compiler=cached == "compile")
         if any(engine.name == cached and trial.admit(engine) for engine in known):
             return trial.chosen(cached, {})
-    for engine in candidates(network, example, dtype, output=output, apart=apart):
+    for engine in candidates(network, example, dtype, output=output, apart=apart, compiler=compiler):
         if engine.name not in trial.refused:
             trial.admit(engine)
     seconds, winner = fastest(trial, example, budget)
@@ -169,10 +179,10 @@ def _onnxruntime(shared: _Shared, form: Form, dtype: torch.dtype) -> Engine:
     return Engine("onnxruntime", torch.float32, True, lambda: onnxruntime.build(shared.get(), form), absent, note)
 
 
-def _channels_last(network: nn.Module, example: tuple[Tensor, ...], form: Form, dtype: torch.dtype) -> Engine:
+def _pytorch(network: nn.Module, example: tuple[Tensor, ...], form: Form, dtype: torch.dtype, name: str) -> Engine:
     computes = pytorch.precision(dtype)
     note = "" if computes == dtype else f"this processor has no {MEANT[dtype]}: PyTorch computes in float32"
-    return Engine("channels_last", computes, True, lambda: pytorch.build(network, example, form, computes), note=note)
+    return Engine(name, computes, True, lambda: pytorch.build(network, example, form, computes, name == "compile"), note=note)
 
 
 def _absent(package: str) -> str:

@@ -23,7 +23,7 @@ class Engine:
     """A way to run a network on the CPU.
 
     Attributes:
-        name: "openvino", "onnxruntime", "channels_last" or "eager"; "openvino/2" for two images at a time.
+        name: "openvino", "onnxruntime", "compile", "channels_last" or "eager"; "openvino/2" for two images at a time.
         precision: the type it computes in, which may be wider than the one asked for.
         copies_weights: whether it holds a second copy of the weights, and does not follow changes of the network's.
         why_not: why it can't be built here; empty if it can.

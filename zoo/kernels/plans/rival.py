@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from statistics import median
-from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -19,6 +18,7 @@ from zoo.kernels.comparing.copies import channels_last, on_device, own_dtype, te
 from zoo.kernels.comparing.parity import Parity, Reference
 from zoo.kernels.comparing.precision import products
 from zoo.kernels.compilation.forking import compiling
+from zoo.kernels.compilation.own_code import with_own_code
 from zoo.kernels.measuring.timing import alternate, recording
 from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.kernels.plans.replayed import Replayed
@@ -71,7 +71,7 @@ class Compiled(Replayed):
             _fold(module, lambda: answer(*[_given(t, own) for t in self._buffers]))
             channels_last(module.to(setting.dtype))
             with compiling():
-                self._graph, self.outputs = self._captured(torch.compile(_apart(call), dynamic=False, fullgraph=True))
+                self._graph, self.outputs = self._captured(torch.compile(with_own_code(call), dynamic=False, fullgraph=True))
         self._kept = module  # without it the weights would go, and others' tensors take their place under the graph
 
     def _captured(self, call: Callable[..., list[Any]]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
@@ -174,12 +174,6 @@ def _fold(module: nn.Module, run: Callable[[], Any]) -> Any:
 
 def _given(leaf: Any, dtype: torch.dtype | None) -> Any:
     return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() and dtype is not None else leaf
-
-
-def _apart(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a function code of its own: the compiler counts how often it compiles the same, and stops at eight."""
-    function = cast(FunctionType, call)
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _buffer(tensor: Tensor, setting: Setting) -> Tensor:

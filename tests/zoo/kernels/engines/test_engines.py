@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.zoo.kernels.engine_networks import NAMES, Pair, Shaped, Small, images, plain, tensors_of, varied
-from zoo import MobileNetV3Small
+from zoo import MobileNetV3Small, fast, why
+from zoo.kernels.engines import choose as engines
 from zoo.kernels.engines import judge, openvino, pytorch
 from zoo.kernels.engines.choose import Engine, EngineError, candidates, choose
 from zoo.kernels.engines.export import Form, export, recast
@@ -448,3 +450,29 @@ def test_errors_are_relative_and_infinite_where_something_is_missing(ours: Any, 
 
 def test_errors_are_taken_over_all_inputs_together() -> None:
     assert judge.error([torch.tensor([0.0]), torch.tensor([4.0])], [torch.tensor([3.0]), torch.tensor([4.0])]) == pytest.approx(0.6)
+
+
+class Inside(nn.Module):
+    """Makes NaN of an image of zeros, and passes it on through what could lose it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x / x.abs().amax((1, 2, 3), keepdim=True)
+        return F.max_pool2d(x.relu(), 3, 2).clamp(0, 6).flatten(1)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="PyTorch's compiler needs one of C++")
+def test_pytorchs_compiler_competes_where_all_is_to_be_tried(small: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = images()
+    assert "compile" not in [engine.name for engine in candidates(small, (x,))]
+    monkeypatch.setattr(engines, "fastest", lambda trial, example, budget: (dict.fromkeys(trial.calls, 1e-3), "compile"))
+    model = fast(small, "cpu", tune="full", example=x, progress=False)
+    assert why(model).rows[0].kernel == "compile"
+    torch.testing.assert_close(model(x), plain(small, x), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        small.classifier.bias += 1
+    torch.testing.assert_close(model(x), plain(small, x), rtol=1e-4, atol=1e-5)
+    empty = torch.cat([torch.zeros(1, 3, 11, 11), images(1)])
+    form = Form.of(plain(Inside(), empty))
+    found = pytorch.build(Inside(), (images(),), form, torch.float32, compiler=True)(empty)
+    torch.testing.assert_close(found, plain(Inside(), empty), equal_nan=True)
+    assert found[0].isnan().all()
