@@ -192,6 +192,7 @@ LAW: dict[str, set[str]] = {
         "zoo.kernels.passes",
     },
     "zoo.kernels.engines": {
+        "zoo.kernels.compilation",
         "zoo.kernels.comparing",
         "zoo.kernels.errors",
         "zoo.kernels.measuring",

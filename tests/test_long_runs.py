@@ -41,6 +41,7 @@ def test_no_test_at_all_is_a_failure(tmp_path: Path) -> None:
 def test_a_machine_that_mounts_nothing_is_said_and_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(long_runs, "NOTED", tmp_path / "noted")
     monkeypatch.setattr(long_runs, "MOUNTING", ("unshare-is-not-here",))
     monkeypatch.setattr("sys.argv", ["long_runs", "--only", "mounts", "--docs", str(tmp_path / "faults.md")])
     assert main() == long_runs.NOT_RUN

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo.kernels.comparing.parity import Parity
+from zoo.kernels.compilation.own_code import with_own_code
 from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans import contest
-from zoo.kernels.plans.rival import _apart, _fold
+from zoo.kernels.plans.rival import _fold
 from zoo.kernels.reports.report import PlanReport, Row
 from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.steps import Setting
@@ -175,9 +176,9 @@ def test_each_network_is_compiled_as_if_it_were_the_first() -> None:
     def call(x: Tensor) -> Tensor:
         return x + 1
 
-    codes = {id(_apart(call).__code__) for _ in range(3)}
+    codes = {id(with_own_code(call).__code__) for _ in range(3)}
     assert id(call.__code__) not in codes
-    assert _apart(call)(torch.ones(())) == 2
+    assert with_own_code(call)(torch.ones(())) == 2
 
 
 def test_networks_that_differ_between_kernels_alone_have_keys_of_their_own() -> None:
