@@ -149,8 +149,7 @@ def beside_predict(name: str, folder: Path, rounds: int, device: str, weights: P
     for _ in range(rounds):
         for key, run in runs.items():
             start = clock()
-            for begin in range(0, len(photographs), 64):
-                run(photographs[begin : begin + 64])
+            run(photographs)
             times[key].append(1000 * (clock() - start) / len(photographs))
     slow, fast = statistics.median(times["explain"]), statistics.median(times["predict"])
     print(f"{name}, {len(photographs)} photographs, {device}, {torch.get_num_threads()} threads, median of {rounds} rounds")
