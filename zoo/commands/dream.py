@@ -27,6 +27,7 @@ from zoo.commands.console import (
     out,
     print_json,
     spares_inputs,
+    unused,
     value_of,
     writable,
 )
@@ -71,6 +72,7 @@ def dream(
     fps: Annotated[float, typer.Option(help="Frames a second.")] = 15.0,
     device: DeviceOption = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard what an interrupted run finished.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace dreams and films that are there.")] = False,
     frozen: FrozenOption = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -88,14 +90,18 @@ def dream(
 
     places = _places(images, output, video)
     model, tag, why = chosen(model, tag)
+    settings: dict[str, Any] = {"at": at, "octaves": octaves, "scale": scale, "steps": steps, "rate": rate, "jitter": jitter}
+    settings |= {"guide": guide, "seed": seed, "like": like, "tile": tile}
+    said = f"{model}:{tag}" if tag else model
+    finished = _Finished(None if output is None or len(images) == 1 else output, f"{said} {settings}", restart)
+    for target in [place for place in places if place is not None and place.name not in finished.names]:
+        unused(target, replace or restart)
+    if video is not None and video.suffix:
+        unused(video, replace or restart)
     cls = model_class(model)
     built, place = build_options(option, cls), on_device(device)
     network: Model = trained(cls, tag, progress=not quiet, frozen=frozen or None, weights_of=weights_of, **built).to(place)
-    settings: dict[str, Any] = {"at": at, "octaves": octaves, "scale": scale, "steps": steps, "rate": rate, "jitter": jitter}
-    settings |= {"guide": guide, "seed": seed, "like": like, "tile": tile}
     shown: dict[str, Any] = {"progress": False if quiet else partial(watched, console=err)}
-    said = f"{model}:{tag}" if tag else model
-    finished = _Finished(None if output is None or len(images) == 1 else output, f"{said} {settings}", restart)
     made: list[dict[str, str]] = []
     try:
         for image, target in zip(images, places, strict=True):

@@ -73,13 +73,15 @@ def test_an_interrupted_picture_resumes_and_what_was_there_stays_until_it_is_don
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (work / "dream.png").write_bytes(b"mine")
+    assert main(["dream", "sky.png", "-o", "dream.png", *QUICK]) == 1
+    assert "'dream.png' is there already; --replace puts the new one in its place" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(watching, "watched", stopping(2))
-        assert main(["dream", "sky.png", "-o", "dream.png", *QUICK]) == 130
+        assert main(["dream", "sky.png", "-o", "dream.png", "--replace", *QUICK]) == 130
     assert "what was dreamed is kept: the same command resumes with it" in capsys.readouterr().err
     assert (work / "dream.png").read_bytes() == b"mine"
     assert (work / "dream.png.unfinished").is_file()
-    assert main(["dream", "sky.png", "-o", "dream.png", *QUICK]) == 0
+    assert main(["dream", "sky.png", "-o", "dream.png", "--replace", *QUICK]) == 0
     assert "resumed: 2 of 4 are done already" in capsys.readouterr().err
     with Image.open(work / "dream.png") as found:
         assert found.tobytes() == dream(trained(ResNet20), work / "sky.png", **HOW).tobytes()
@@ -110,6 +112,8 @@ def test_a_folder_of_dreams_resumes_with_the_pictures_that_are_left(
     assert "1 picture finished by the run before" in shown.out
     assert (work / "dreams" / "sky.png").stat().st_mtime == 1
     assert sorted(place.name for place in (work / "dreams").iterdir()) == ["sea.png", "sky.png"]
+    assert main(line) == 1
+    assert "is there already; --replace puts" in capsys.readouterr().err
 
 
 def test_a_film_resumes_behind_its_last_frame(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
