@@ -71,8 +71,11 @@ def room(path: Path, unfinished: Path | None = None, needs: int | None = None) -
     except Exception as error:
         if is_full(error):
             raise full(path, unfinished, needs, error) from error
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            raise OSError(error.errno, error.strerror or "it can't be written", str(path)) from error
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(unfinished), unfinished):
+            said = error.strerror or "it can't be written"
+            if error.errno == errno.ENOENT and not path.parent.exists():
+                said = f"there is no folder '{path.parent}'; make it first"
+            raise OSError(error.errno, said, str(path)) from error
         raise
 
 

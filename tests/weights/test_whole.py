@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 def test_a_body_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), whole(tmp_path / "note.txt"):
         pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_folder_is_named_and_what_to_do(tmp_path: Path) -> None:
+    place = tmp_path / "none" / "figures.json"
+    with pytest.raises(FileNotFoundError, match=re.escape(f"there is no folder '{place.parent}'; make it first")) as caught:
+        write_whole(place, "{}")
+    assert caught.value.filename == str(place)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -186,7 +186,10 @@ def _pixels_and_size(source: Any, preprocessing: Preprocessing, name: str) -> tu
         array = _channels_last(_array(source, name), (channels,), name)
         planes = [_image(array[..., channel, None]) for channel in range(channels)]
     else:
-        raise BadImage(f"{name}: this record has {channels} channels, which only an array holds; got {type(source).__name__}")
+        raise BadImage(
+            f"{name}: the network takes images of {channels} channels, which only a uint8 array ({channels}, H, W) or (H, W, {channels}) "
+            f"holds; got {type(source).__name__}"
+        )
     cropped = np.dstack([np.asarray(_crop(_resize(plane, preprocessing, name), preprocessing.crop)) for plane in planes])
     return cropped, planes[0].size
 

@@ -136,7 +136,7 @@ def test_records_of_other_channel_counts_take_arrays_plane_by_plane() -> None:
     expected = torch.cat([preprocess(np.ascontiguousarray(five[..., c]), one) for c in range(5)], dim=1)
     assert torch.equal(preprocess(five, record), expected)
     assert torch.equal(preprocess(five.transpose(2, 0, 1), record), expected)
-    with pytest.raises(BadImage, match="5 channels, which only an array holds; got Image"):
+    with pytest.raises(BadImage, match=r"takes images of 5 channels, which only a uint8 array \(5, H, W\) or \(H, W, 5\) holds; got Image"):
         preprocess(Image.new("RGB", (50, 40)), record)
     with pytest.raises(BadImage, match=r"with 5 channels, got \(50, 40, 3\)"):
         preprocess(five[..., :3], record)
