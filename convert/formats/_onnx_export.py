@@ -40,9 +40,13 @@ def write(
         raise ConvertError(f"{path}: an ONNX file holds 2 GiB at the most, and the network has more")
     twin = _twin(network)
     example = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
-    model = onnx.load_from_string(_traced(twin, example, opset))
-    wanted = _tidy(model, twin.state_dict(), onnx)
-    if lost := [given.name for given in model.graph.input if given.name != "images" and given.name not in wanted]:
+    for fold in (True, False):  # unfolded, every transposition and reshaping of a parameter is an operator of the graph
+        model = onnx.load_from_string(_traced(twin, example, opset, fold))
+        wanted = _tidy(model, twin.state_dict(), onnx)
+        lost = [given.name for given in model.graph.input if given.name != "images" and given.name not in wanted]
+        if not lost:
+            break
+    else:
         readers = [node.name.strip("/") or node.op_type for node in model.graph.node if lost[0] in node.input]
         raise ConvertError(
             f"{path}: PyTorch's exporter changed a parameter on the way to {', '.join(readers[:3])} and did not say which it was; "
@@ -97,7 +101,7 @@ def _pooling(output_size: Any) -> nn.Module:
     return Pooling()
 
 
-def _traced(network: nn.Module, example: Any, opset: int) -> bytes:
+def _traced(network: nn.Module, example: Any, opset: int, fold: bool) -> bytes:
     import torch
 
     held = io.BytesIO()
@@ -117,7 +121,7 @@ def _traced(network: nn.Module, example: Any, opset: int) -> bytes:
                 output_names=["logits"],
                 dynamic_axes=axes,
                 training=torch.onnx.TrainingMode.PRESERVE,  # else each BatchNorm is folded into the convolution before it
-                do_constant_folding=True,
+                do_constant_folding=fold,
                 export_params=False,  # the tensors become inputs; copying them through the exporter takes a minute
             )
         except Exception as error:  # an exporter fails in any way whatever

@@ -29,6 +29,8 @@ class Constants:
         self.opset = model.opset
         self.stored: dict[str, Stored] = {}
         self.roots: dict[str, str] = {}
+        self.sources: dict[str, tuple[str, ...]] = {}
+        """Of what was computed from several tensors, all of their names; `roots` has the first."""
         self.known: dict[str, Known | int | None] = {}
         for name, tensor in model.tensors.items():
             self.add(name, tensor)
@@ -74,6 +76,8 @@ class Constants:
             made = _weight(node, first, [self.stored[name] for name in given[1:]], self)
             if made is not None:
                 self.stored[node.outputs[0]], self.roots[node.outputs[0]] = made, self.roots[node.inputs[0]]
+                if node.inputs[0] in self.sources:
+                    self.sources[node.outputs[0]] = self.sources[node.inputs[0]]
                 return True
             return self._small(node, given)
         return all(name in self.stored or name in self.known for name in given) and self._integers(node)
@@ -98,7 +102,12 @@ class Constants:
         name = node.outputs[0]
         self.stored[name] = Stored(f"{node.op} of {self.roots[given[0]]}", result.shape, result.dtype, lambda: result)
         self.roots[name] = self.roots[given[0]]
+        self.sources[name] = tuple(dict.fromkeys(root for one in given for root in self.of(one)))
         return True
+
+    def of(self, name: str) -> tuple[str, ...]:
+        """Name the tensors of the file that a constant was made of."""
+        return self.sources.get(name) or (self.roots[name],)
 
     def _integers(self, node: Operator) -> bool:
         """Compute with shapes of which a part is free."""

@@ -213,14 +213,13 @@ class Builder:
     def _unknown(self, operator: Operator) -> None:
         """Keep the place of an operator that nothing here executes, and the tensors that carry a layer's name."""
         inputs = [self.values[name] for name in operator.inputs if name in self.values]
-        roots = {name: self.constants.roots[name] for name in operator.inputs if name in self.constants.roots}
-        keys = [name for name, root in roots.items() if KEY.match(root) and root not in self.used]
-        module = self.constants.roots[keys[0]].rpartition(".")[0] if keys else ""
+        made_of = {root: name for name in operator.inputs if name in self.constants.roots for root in self.constants.of(name)}
+        keys = [root for root in made_of if KEY.match(root) and root not in self.used]
+        module = keys[0].rpartition(".")[0] if keys else ""
         name = module or operator.name or f"{operator.op}_{self._count(operator)}"
         node = self.emit(name, f"unknown:{operator.op or 'nothing'}", inputs)
-        for key in keys:
-            root = self.constants.roots[key]
-            stored = self.constants.stored.get(root, self.constants.stored[key])  # as the state dict had it
+        for root in keys:
+            stored = self.constants.stored.get(root, self.constants.stored[made_of[root]])  # as the state dict had it
             if self.ops[module].startswith("unknown:") and root.rpartition(".")[0] == module:  # several operators may be one layer
                 self.used.add(root)
                 self.tensors[root] = stored

@@ -92,6 +92,8 @@ def matmul(b: Builder, operator: Operator) -> bool:
 
 
 def _dense(b: Builder, operator: Operator, x: Value, letters: str, bias: int | None) -> bool:
+    if b.own(operator.inputs[1], single=False):  # as attention's in_proj_weight is
+        return False
     weight = b.constants.stored[operator.inputs[1]]
     width = weight.shape[letters.index("O")]
     roles, also = {"weight": operator.inputs[1]}, None
@@ -147,7 +149,7 @@ def _plain(b: Builder, leaf: str, name: str, mean: str) -> bool:
 
 def prelu(b: Builder, operator: Operator) -> bool:
     x, slope = b.value(operator), b.constant(operator, 1)
-    if x is None or slope is None:
+    if x is None or slope is None or b.own(operator.inputs[1], single=False):
         return False
     wide = slope.shape[:1] if x.layout == "flat" and slope.shape[1:] == (1, 1) else slope.shape  # a map's, of a vector
     if per_channel(wide, x) is None:

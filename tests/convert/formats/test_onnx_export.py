@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_a_file_that_computes_something_else_is_refused(tmp_path: Path, monkeypa
     """Planted: the graph of a network without its activation."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1))
     traced = _onnx_export._traced
-    monkeypatch.setattr(_onnx_export, "_traced", lambda network, example, opset: traced(_without(network), example, opset))
+    monkeypatch.setattr(_onnx_export, "_traced", lambda network, *how: traced(_without(network), *how))
     with pytest.raises(ConvertError, match="computes other outputs"):
         formats_onnx.export(model, tmp_path / "net.onnx", input_shape=(3, 8, 8), metadata={})
 
@@ -245,14 +246,68 @@ def test_where_the_destination_is_not_run_the_reason_is_said(tmp_path: Path, mon
     assert any("was not run by its own framework: the graph holds Erf" in note for note in made.notes)
 
 
-def test_a_parameter_that_the_exporter_changed_unseen_is_named(tmp_path: Path) -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.slope = nn.Conv2d(3, 4, 3), nn.Parameter(torch.ones(4))
+class Sloped(nn.Module):
+    """Has a parameter of its own, which PyTorch's exporter reshapes and renames."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.prelu(self.conv(x), self.slope)
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.slope = nn.Conv2d(3, 4, 3), nn.Parameter(torch.rand(4))
 
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.prelu(self.conv(x), self.slope)
+
+
+class OfTokens(nn.Module):
+    """Attention or a recurrent layer over the tokens of a map: the exporter transposes, cuts and stacks their parameters."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.patches, self.layer, self.head = nn.Conv2d(3, 16, 2, 2), layer, nn.LazyLinear(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        if isinstance(self.layer, nn.MultiheadAttention):
+            tokens, _ = self.layer(tokens, tokens, tokens, need_weights=False)
+        elif isinstance(self.layer, nn.TransformerEncoderLayer):
+            tokens = self.layer(tokens)
+        else:
+            tokens, _ = self.layer(tokens)
+        return self.head(tokens.mean(1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(Sloped()),
+        lambda: OfTokens(nn.MultiheadAttention(16, 4, batch_first=True)),
+        lambda: OfTokens(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)),
+        lambda: OfTokens(nn.LSTM(16, 8, batch_first=True, bidirectional=True)),
+        lambda: OfTokens(nn.GRU(16, 8, 2, batch_first=True)),
+    ],
+    ids=["a slope of its own", "attention", "encoder", "LSTM", "GRU"],
+)
+def test_parameters_that_the_exporter_changes_keep_their_names_and_values(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, x = make().eval(), torch.randn(3, 3, 8, 8)
+    with torch.no_grad():
+        expected = network(x)
+    formats_onnx.export(network, tmp_path / "a.onnx", input_shape=(3, 8, 8), metadata={})
+    (found,) = onnxruntime.InferenceSession(tmp_path / "a.onnx").run(None, {"images": x.numpy()})
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+    held = {one.name: onnx.numpy_helper.to_array(one) for one in onnx.load(tmp_path / "a.onnx").graph.initializer}
+    for name, tensor in network.state_dict().items():
+        np.testing.assert_array_equal(held[name], tensor.numpy())
+    safetensors.save(network.state_dict(), tmp_path / "b.safetensors")
+    for source, written in (("b.safetensors", "b.onnx"), ("b.onnx", "c.safetensors")):
+        other = make()
+        other(x)  # which shapes what is lazy
+        convert(tmp_path / source, tmp_path / written, other, example=(3, 8, 8))
+    for name, tensor in safetensors.read(tmp_path / "c.safetensors").tensors.items():
+        np.testing.assert_array_equal(tensor.array(), network.state_dict()[name].numpy())
+
+
+def test_a_parameter_that_was_changed_unseen_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = _onnx_export._traced
+    monkeypatch.setattr(_onnx_export, "_traced", lambda network, example, opset, fold: traced(network, example, opset, True))
     with pytest.raises(ConvertError, match="changed a parameter on the way to PRelu"):
-        formats_onnx.export(Own(), tmp_path / "a.onnx", input_shape=(3, 8, 8), metadata={})
+        formats_onnx.export(Sloped(), tmp_path / "a.onnx", input_shape=(3, 8, 8), metadata={})
