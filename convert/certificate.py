@@ -133,9 +133,10 @@ class Certificate:
         return "UNPROVEN: structure only" + (f"; {tried.kind}: {tried.detail}" if tried is not None else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Describe it in what JSON has; an infinite error is None there."""
+        """Describe it in what JSON has; an infinite error is None there, so each evidence says whether it contradicts."""
         chain = {"chained": self.before} if self.chained and not self.proven else {}
-        return {"verdict": self.verdict, "proven": self.proven, **chain, "evidence": [finite(asdict(one)) for one in self.evidence]}
+        evidence = [finite(asdict(one)) | {"contradicts": one.contradicts} for one in self.evidence]
+        return {"verdict": self.verdict, "proven": self.proven, **chain, "evidence": evidence}
 
     def __str__(self) -> str:
         lines = [self.verdict]

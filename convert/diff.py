@@ -54,11 +54,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """All tensors of two files, in A's order, those that only B has at the end."""
+    """All tensors of two files, in A's order, those that only B has at the end; `counters` are the step counters, not compared."""
 
     a: str
     b: str
     entries: tuple[Entry, ...]
+    counters: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -78,7 +79,9 @@ class Diff:
     def summary(self) -> str:
         steps = Counter("a fold of BatchNorms" if entry.step.startswith("a fold") else entry.step for entry in self.entries if entry.step)
         said = [f"{count} {verdict}" for verdict, count in sorted(self.counts.items())]
-        return "; ".join([*said, *(f"{step}: {counted(count, 'tensor')}" for step, count in steps.most_common())]) or "no tensors"
+        said += [f"{step}: {counted(count, 'tensor')}" for step, count in steps.most_common()]
+        said += [f"{counted(len(self.counters), 'step counter')} of BatchNorms not compared"] if self.counters else []
+        return "; ".join(said) or "no tensors"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -87,6 +90,7 @@ class Diff:
             "same": self.same,
             "identical": self.identical,
             "counts": self.counts,
+            "not_compared": list(self.counters),
             "tensors": [asdict(entry) for entry in self.entries],
         }
 
@@ -119,7 +123,8 @@ def diff(a: Source, b: Source) -> Diff:
         a, b: open files of any format.
 
     Returns:
-        An entry for each tensor. Equal means bit for bit, but for the sign of zero and a wider type of the same numbers.
+        An entry for each tensor but BatchNorms' step counters, which say only how long was trained. Equal means
+        bit for bit, but for the sign of zero and a wider type of the same numbers.
     """
     ours, theirs = _kept(a), _kept(b)
     pairs = pair(ours, theirs)
@@ -136,7 +141,8 @@ def diff(a: Source, b: Source) -> Diff:
     extra = [entry for name, entry in found.items() if name not in ours]
     entries += extra
     entries += [Entry("", name, (), stored.shape, "only in B") for name, stored in theirs.items() if name not in taken]
-    return Diff(str(a.path), str(b.path), tuple(entries))
+    counters = dict.fromkeys(name for source in (a, b) for name in source.tensors if name.endswith(COUNTER))
+    return Diff(str(a.path), str(b.path), tuple(entries), tuple(counters))
 
 
 def _kept(source: Source) -> dict[str, Stored]:

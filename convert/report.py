@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from convert.kinds import is_mapping, is_row
+from weights.whole import write_whole
 
 FILTERS = 64
 """Filters of the first layer that are drawn."""
@@ -121,13 +122,13 @@ class Facts:
 
 
 def write_report(path: Path, facts: Facts) -> None:
-    """Write the page: one file, no scripts, nothing from elsewhere; the same facts give the same bytes.
+    """Write the page, whole or not at all: one file, no scripts, nothing from elsewhere; the same facts give the same bytes.
 
     Args:
         path: the file to write.
         facts: what it tells. All text is escaped: a file's words can't become part of the page.
     """
-    path.write_text(render(facts), encoding="utf-8", newline="\n")
+    write_whole(path, render(facts))
 
 
 def render(facts: Facts) -> str:
@@ -143,8 +144,7 @@ def render(facts: Facts) -> str:
         _transforms(facts.transforms),
     ]
     verdict = str(facts.certificate.get("verdict", "UNPROVEN"))
-    # a diagnosis and evidence with a measured error that proves nothing both speak against it; structure alone only for nothing
-    against = any(not one.get("proven") and one.get("worst") is not None for one in facts.certificate.get("evidence", ()))
+    against = any(one.get("contradicts") for one in facts.certificate.get("evidence", ()))
     state = "failed" if facts.diagnosis or against else "proven" if facts.certificate.get("proven") else "unproven"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -185,7 +185,7 @@ def _plain(value: Any) -> str:
 def _evidence(certificate: Mapping[str, Any]) -> str:
     parts: list[str] = []
     for one in certificate.get("evidence", ()):
-        mark = "✓" if one.get("proven") else "✗" if one.get("worst") is not None else "·"
+        mark = "✓" if one.get("proven") else "✗" if one.get("contradicts") else "·"
         parts.append(f"<p>{mark} <b>{escape(str(one.get('kind', '')))}</b>: {escape(str(one.get('detail', '')))}</p>")
         layers = one.get("layers") or ()
         if layers:

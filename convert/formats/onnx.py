@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("convert")
 
-__all__ = ["EXPORTS", "SUFFIXES", "WEAK", "WRITES", "export", "read", "sniff", "write"]
+__all__ = ["EXPORTS", "SUFFIXES", "TAKES_PIXELS", "WEAK", "WRITES", "export", "read", "sniff", "write"]
 
 SUFFIXES = (".onnx",)
 WRITES = True
 WEAK = True
 EXPORTS = True
 """A file is written from a network by `export`, not from its parts by `write`: ONNX holds the whole computation."""
+TAKES_PIXELS = True
+"""`export` can put the preprocessing into the file, which then takes uint8 pixels."""
 
 FIRST_FIELDS = {2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
 """The fields that may follow the version, and how each is written."""

@@ -26,6 +26,8 @@ SIDECARS = (".bin",)
 WRITES = True
 EXPORTS = True
 """A file is written from a network by `export`, not from its parts by `write`: an IR holds the whole computation."""
+TAKES_PIXELS = True
+"""`export` can put the preprocessing into the file, which then takes uint8 pixels."""
 
 BEGINNING = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]{0,200}\?>)?\s*(?:<!--.{0,2000}?-->\s*)*<net\s[^>]*\bversion\s*=", re.DOTALL)
 

@@ -208,3 +208,9 @@ def test_a_map_of_a_network_without_its_head_is_averaged_as_our_pooling_does() -
     ((ours, wanted, said),) = as_comparable(maps.max((2, 3)), maps)
     assert not np.allclose(ours, wanted)
     assert as_comparable(np.ones((2, 5)), np.ones((2, 7)))[0][2] == ""
+
+
+def test_outputs_of_another_shape_contradict_in_json_too() -> None:
+    told = Certificate([Evidence("source outputs", False, float("inf"), "another shape", [])]).to_json()
+    assert told["evidence"][0]["worst"] is None
+    assert told["evidence"][0]["contradicts"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from convert import formats
+from convert import formats, sandbox
 from convert.diff import Entry, diff
 from convert.formats import safetensors
 from convert.source import Convention, Source, Stored, in_memory
@@ -276,3 +276,13 @@ def test_a_fold_with_another_shift_is_different(tmp_path: Path) -> None:
     verdicts = {entry.a: entry.verdict for entry in found.entries}
     assert verdicts["conv1.weight"] == "equal after a step"
     assert verdicts["conv2.weight"] == verdicts["bn2.bias"] == "different"
+
+
+def test_step_counters_are_not_compared_and_that_is_said(tmp_path: Path) -> None:
+    for name, steps in (("a.pth", 1), ("b.pth", 2)):
+        torch.save({"norm.weight": torch.ones(2), "norm.num_batches_tracked": torch.tensor(steps)}, tmp_path / name)
+    with sandbox.read(tmp_path / "a.pth") as a, sandbox.read(tmp_path / "b.pth") as b:
+        found = diff(a, b)
+    assert found.same
+    assert found.summary() == "1 equal; 1 step counter of BatchNorms not compared"
+    assert found.to_json()["not_compared"] == ["norm.num_batches_tracked"]

@@ -164,7 +164,7 @@ def add(
 
     steps = {"resize": resize, "crop": crop, "interpolation": interpolation}
     facts = {"license": license, "labels": labels, "default": default, "replace": replace, "preprocessing": steps}
-    facts |= {"channel_order": channel_order, "mean": numbers(mean), "std": numbers(std), "scale": scale, "size": size}
+    facts |= {"channel_order": channel_order, "mean": numbers(mean, "--mean"), "std": numbers(std, "--std"), "scale": scale, "size": size}
     facts |= {"framework": framework, "naming": naming, "match": match, "kernel_convention": kernel_convention, "spatial": spatial}
     model, _, tag = name.partition(":")
     cls = model_class(model)

@@ -231,6 +231,8 @@ def build_options(pairs: list[str] | None, cls: type[Any]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not equals or not name.isidentifier():
             raise typer.BadParameter(f"a constructor keyword looks like activation=relu6, not {pair!r}", param_hint="--option")
+        if not known:
+            raise typer.BadParameter("it sets the zoo's networks; your own takes --arguments depth=5", param_hint="--option")
         if name not in known:
             raise typer.BadParameter(f"{cls.__name__} has no {name!r}; it takes {', '.join(known)}", param_hint="--option")
         try:
@@ -300,14 +302,14 @@ def in_shell_words(text: str, command: Any) -> str:
     return re.sub(r"(?<![\w.-])([a-z_]+)=('[^']*'|\"[^\"]*\"|-?[\w.+-]*\w)", shell, text)
 
 
-def numbers(text: str | None) -> tuple[float, ...] | None:
-    """Read numbers with commas between them."""
+def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+    """Read an option's numbers with commas between them."""
     if text is None:
         return None
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise typer.BadParameter(f"numbers with commas between them, 0.485,0.456,0.406, not {text!r}") from None
+        raise typer.BadParameter(f"numbers with commas between them, 0.485,0.456,0.406, not {text!r}", param_hint=option) from None
 
 
 def print_json(value: Any) -> None:

@@ -24,6 +24,8 @@ from zoo.commands.console import (
     numbers,
     out,
     print_json,
+    spares_inputs,
+    unused,
     value_of,
     writable,
 )
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from weights import Preprocessing
     from zoo.conversion.result import Conversion
 
+OF_DETECTORS = ("source", "destination", "model", "cfg", "option", "replace", "unproven", "require_proof", "quiet", "as_json", "framework")
+"""Parameters that the conversion of a Darknet detector takes."""
 Convention = Literal["auto", "correlation", "convolution"]
 Spatial = Literal["auto", "hw", "wh"]
 
@@ -84,6 +88,7 @@ def inspect(
 
 
 def convert(
+    context: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="IN", help="A weight file of any framework.")],
     destination: Annotated[Path, typer.Argument(metavar="OUT", callback=writable, help="The file to write; its ending is its format.")],
     model: Annotated[
@@ -157,10 +162,17 @@ def convert(
             "it is of a network of your own, --model mypackage.mymodule:DnCNN; --option sets the zoo's",
             param_hint="--arguments" if arguments else "--example",
         )
+    if report is not None and report.suffix.lower() not in (".html", ".htm"):
+        raise typer.BadParameter(f"the report is a page: name it '{report.stem}.html', not '{report.name}'", param_hint="--report")
+    if cfg is not None and model is not None:
+        raise typer.BadParameter("the .cfg names the network already; leave --model out", param_hint="--cfg")
+    spares_inputs(report, [source, *([reference] if reference else [])])
     if not own and (detector := _detector(source, model, cfg)):
+        _refuse_others(context)
         _convert_detector(detector, source, destination, option, replace, unproven, require_proof, as_json)
         return
-    cls = _own(model, arguments, example) if own and model is not None else chosen(source, model, framework)
+    cls = _own(model, arguments, example) if own and model is not None else chosen(source, model, framework, weights_of)
+    means, deviations = numbers(mean, "--mean"), numbers(std, "--std")
     with _steps(quiet or as_json) as step:
         try:
             made = carry_over(
@@ -178,8 +190,8 @@ def convert(
                 reference=reference,
                 images=images,
                 channel_order=channel_order,
-                mean=numbers(mean),
-                std=numbers(std),
+                mean=means,
+                std=deviations,
                 scale=scale,
                 size=size,
                 fold_input=fold_input,
@@ -325,21 +337,26 @@ def _detector(source: Path, model: str | None, cfg: Path | None) -> Any:
     return None
 
 
+def _refuse_others(context: typer.Context) -> None:
+    """Refuse options that the conversion of a detector has no use for, rather than not to heed them."""
+    for parameter in context.command.params:
+        origin = context.get_parameter_source(parameter.name or "")
+        if origin is not None and origin.name == "COMMANDLINE" and parameter.name not in OF_DETECTORS:
+            raise typer.BadParameter("a Darknet detector's file is converted without it", param_hint=parameter.opts[0])
+
+
 def _convert_detector(
     cls: Any, source: Path, destination: Path, option: list[str] | None, replace: bool, unproven: bool, require_proof: bool, as_json: bool
 ) -> None:
     """Write a Darknet detector's file as safetensors, and say what proves it."""
-    from zoo.detection.conversion import compared, convert_darknet
+    from zoo.detection.conversion import convert_darknet
     from zoo.pretrained.trained import trained
 
     if destination.suffix != ".safetensors":
         raise typer.BadParameter(f"a detector is written as .safetensors, not '{destination.name}'", param_hint="OUT")
-    if destination.exists() and not replace:
-        raise FileExistsError(f"{destination} is there already; --replace puts the new one in its place")
+    unused(destination, replace)
     network = trained(cls, source, **build_options(option, cls))
-    if require_proof and (why := compared(network, source).why):
-        raise ConvertError(f"nothing proves it: {why}")
-    found = convert_darknet(network, source, destination, replace=replace, unproven=unproven)
+    found = convert_darknet(network, source, destination, replace=replace, unproven=unproven, require_proof=require_proof)
     proven = found.worst is not None and not found.why
     if as_json:
         print_json({"written": str(destination), "network": cls.__name__, "tensors": found.tensors, "proven": proven, **asdict(found)})

@@ -127,17 +127,15 @@ def convert(
     said = {"channel_order": channel_order, "mean": mean, "std": std, "scale": scale, "size": size}
     convention, spatial_order = meant("kernel_convention", kernel_convention, CONVENTIONS), meant("spatial", spatial, SPATIALS)
     written_as = meant("to_convention", to_convention, CONVENTIONS)
-    if destination.exists() and not replace:
-        raise FileExistsError(f"{destination} is there already; --replace puts the new one in its place")
+    if not replace:
+        _refuse_existing([destination])
     format, naming = source_words(framework, naming, source)
     to_format, to_naming = destination_words(to, destination)
     writer = formats.for_writing(destination, to_format)
     if writer is safetensors:
         correlation_only(written_as, "PyTorch, which reads safetensors,")
-    if preprocessing_inside and not getattr(writer, "EXPORTS", False):
-        raise ConvertError(
-            f"{destination.name} holds weights and no computation; only ONNX and OpenVINO's IR take the preprocessing inside"
-        )
+    if preprocessing_inside and not getattr(writer, "TAKES_PIXELS", False):
+        raise ConvertError(f"{destination.name} can't hold the preprocessing; only ONNX and OpenVINO's IR take it inside")
     sidecars = getattr(writer, "SIDECARS", ())
     if taken := [path for path in map(destination.with_suffix, sidecars) if path.exists() and not replace]:
         raise FileExistsError(
@@ -146,9 +144,10 @@ def convert(
     pictures = Pictures.of(images, None if reference is None else _reference(reference, isolated))
     progress(f"opening {source.name}")
     model = model_of(model, example, arguments)
+    begun = stamp_of(source.stat()) if source.is_file() else None
     with (
-        hashing(source) as hashes,
         _opened(source, format, isolated, weights_of) as opened,
+        hashing(source) as hashes,
     ):
         known = hashes.known(opened, model)  # first of all: a file that the registry knows brings its options and preprocessing along
         keywords = {"naming": naming, "match": match, "headless": headless, "known": known, **options}
@@ -167,7 +166,7 @@ def convert(
         made.pixels = None if unsaid else pixels
         if made.pixels is None and getattr(foreign.network, "in_channels", 0) == 3:
             made.notes.append(UNSAID)
-        with _temporary(destination, sidecars) as temporary:
+        with _temporary(destination, sidecars, replace) as temporary:
             progress(f"writing {destination.name}")
             ours = (
                 temporary
@@ -182,6 +181,8 @@ def convert(
             )
             settled = stamp_of(ours.stat())
             made.sha256, made.beside = hashes.sha256, hashes.beside(opened)
+            if begun is not None and stamp_of(source.stat()) != begun:
+                raise ConvertError(f"{source} was changed while it was read, by another program. Nothing was kept; convert it again.")
             network = made.network = _loaded(foreign, ours) if prove or ours is not temporary else None
             if prove and network is not None:
                 if not unproven:
@@ -199,7 +200,7 @@ def convert(
                 safetensors.amend(temporary, metadata(made))
             else:
                 inside = made.preprocessing if preprocessing_inside else None
-                export(foreign, network, writer, temporary, to_naming, written_as, made, inside, isolated)
+                export(foreign, network, writer, temporary, to_naming, written_as, made, inside, isolated, unproven)
                 if require_proof and not made.certificate.proven:
                     raise not_proven(made)
                 ours.unlink()
@@ -382,8 +383,12 @@ def _reference(path: Path, isolated: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 @contextmanager
-def _temporary(destination: Path, sidecars: Sequence[str] = ()) -> Iterator[Path]:
-    """Lend a path beside the destination; what is there in the end takes its place with its sidecars, or nothing does."""
+def _temporary(destination: Path, sidecars: Sequence[str] = (), replace: bool = True) -> Iterator[Path]:
+    """Lend a path beside the destination; what is there in the end takes its place with its sidecars, or nothing does.
+
+    Raises:
+        FileExistsError: meanwhile another program made one of these files, and they are not to be replaced.
+    """
     if not destination.parent.is_dir():
         raise FileNotFoundError(f"{destination.parent} is no folder; make it first")
     folder = beside(destination)
@@ -396,10 +401,17 @@ def _temporary(destination: Path, sidecars: Sequence[str] = ()) -> Iterator[Path
             yield temporary
             for file in filter(Path.is_file, folder.iterdir()):
                 sync_file(file)
+            if not replace:
+                _refuse_existing([place for _, place in moved])
             _move(moved, folder)
             sync_folder(destination.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_existing(places: Sequence[Path]) -> None:
+    if there := [place for place in places if place.exists()]:
+        raise FileExistsError(f"{there[0]} is there already; --replace puts the new one in its place")
 
 
 def _move(moved: Sequence[tuple[Path, Path]], folder: Path) -> None:

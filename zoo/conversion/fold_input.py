@@ -31,6 +31,8 @@ def fold_input(
     Returns:
         The tensors, and the preprocessing that they now want.
     """
+    if not network.first_layer:
+        raise ConvertError(f"{type(network).__name__} does not begin with a convolution, so nothing can be folded into it")
     stem = network.get_submodule(network.first_layer)
     name, made = network.first_layer, dict(tensors)
     mean, std = np.array(steps.mean), np.array(steps.std)

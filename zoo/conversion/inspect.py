@@ -41,13 +41,14 @@ def inspect(path: Path, format: str = "auto", *, isolated: bool = True) -> Inspe
         return replace(describe(source), likely=tuple(recognise(source)))
 
 
-def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
+def chosen(path: Path, model: str | None, format: str = "auto", weights_of: str | None = None) -> type[Model]:
     """Find the network that the user means, or that the file must be of.
 
     Args:
         path: the file.
         model: a name of the catalogue; None leaves it to the file.
         format: the file's format; a naming's name is taken for "auto".
+        weights_of: which of several sets of weights in it is looked at, "ema".
 
     Raises:
         ConvertError: the file is like no network, or like several; the message names them.
@@ -57,7 +58,7 @@ def chosen(path: Path, model: str | None, format: str = "auto") -> type[Model]:
 
     if model is not None:
         return model_class(model)
-    with sandbox.read(Path(path), format if format in formats.formats() else "auto") as source:
+    with sandbox.read(Path(path), format if format in formats.formats() else "auto", weights_of=weights_of) as source:
         found = recognise(source)
     best = [one for one in found if one.confidence >= SURE and one.confidence == found[0].confidence]
     named = [one for one in best if one.naming] or best

@@ -25,6 +25,8 @@ from zoo.networks.model import Model
 
 MOST = 1000
 """Photographs that are taken from a folder, evenly over all of them."""
+NONE = "none of the pictures of --images can be opened"
+UNLIKE = "the pictures of --images end in different sizes; --size SIDE cuts squares out of all of them"
 PROOF_IMAGES = 2
 """Images that a network is run on layer by layer."""
 
@@ -129,6 +131,10 @@ class Pictures:
         for path in files:
             with suppress(BadImage):
                 made.append(pixels_of(path, wanted, str(path)))
+        if not made:
+            raise BadImage(NONE)
+        if len({one.shape for one in made}) > 1:
+            raise BadImage(UNLIKE)
         return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2)
 
     def _named(self, count: int) -> list[tuple[Path, int]] | None:
@@ -160,7 +166,9 @@ class Pictures:
                 continue
             opened.append(index)
         if not made:
-            raise BadImage("none of the pictures can be opened")
+            raise BadImage(NONE)
+        if len({one.shape for one in made}) > 1:
+            raise BadImage(UNLIKE)
         return torch.cat(made), opened
 
 

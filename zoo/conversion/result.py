@@ -106,8 +106,11 @@ class NotProven(ConvertError):
 def not_proven(made: Conversion) -> NotProven:
     """Say what was found."""
     cause = f"\n{made.diagnosis}" if made.diagnosis is not None else ""
+    against = next((one for one in made.certificate.evidence if one.contradicts), None)
     why = "the network does not compute what the file's does."
-    if made.diagnosis is None and not any(one.contradicts for one in made.certificate.evidence):
+    if against is not None and against.kind in ("destination outputs", "read back"):
+        why = f"{made.destination.name} does not compute what the network does; write another format, or --unproven writes it all the same."
+    if made.diagnosis is None and against is None:
         why = (
             "nothing proved that the network computes what the file's does: give --reference, what the network computed at home, for "
             "labelled images prove nothing alone; or leave --require-proof out."
@@ -134,7 +137,6 @@ def told(made: Conversion) -> dict[str, Any]:
         "pixels": None if made.pixels is None else made.pixels.to_json(),
         "labels": made.labels,
         "source": origin(made) | ({"facts": _facts(made)} if made.source.format != "safetensors" else {}),
-        "convention": "correlation",
         "transforms": made.transforms,
         "notes": made.notes,
         "decision": None if made.decision is None else asdict(made.decision),

@@ -43,7 +43,13 @@ class Proof:
 
 
 def convert_darknet(
-    model: Darknet, source: str | os.PathLike[str], destination: str | os.PathLike[str], *, replace: bool = False, unproven: bool = False
+    model: Darknet,
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    replace: bool = False,
+    unproven: bool = False,
+    require_proof: bool = False,
 ) -> Proof:
     """Write a .weights as safetensors, which `trained` loads for the same class.
 
@@ -56,15 +62,18 @@ def convert_darknet(
         destination: the file to write; it appears whole, or not at all.
         replace: whether `destination` may be there already.
         unproven: write the file although OpenCV computes something else.
+        require_proof: write nothing where OpenCV can't be asked.
 
     Raises:
         FileExistsError: `destination` is there already.
-        ConvertError: what OpenCV computes is something else.
+        ConvertError: what OpenCV computes is something else, or a proof was required and there is none.
     """
     path, place = at_home(source), at_home(destination)
     if place.exists() and not replace:
         raise FileExistsError(f"{place} is there already; replace=True puts the new one in its place")
     found = compared(model, path)
+    if require_proof and found.why:
+        raise ConvertError(f"nothing proves that {path} was converted rightly: {found.why}; or leave require_proof=True out")
     if found.worst is not None and found.worst > MOST and not unproven:
         raise ConvertError(f"{path}: {found.by} computes something else: its maps differ by {found.worst:.1e} of their largest number")
     with whole(place, sync=True) as unfinished:

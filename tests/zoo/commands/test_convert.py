@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from roundtrips import built
 
 from convert.formats import safetensors
@@ -183,6 +185,9 @@ def test_a_network_that_is_none_is_not_known(run: Run, ours: Path, tmp_path: Pat
         (("b.npz", "--report", "nowhere/r.html"), 1, "there is no folder"),
         (("b.npz", "--option", "num_classes=many"), 2, "is 10 by default"),
         (("b.npz", "--option", "num_classes=0"), 2, "at least 1"),
+        (("b.npz", "--report", "ours.safetensors"), 2, "the report is a page: name it 'ours.html'"),
+        (("b.npz", "--mean", "1,a,3"), 2, "Invalid value for --mean: numbers with commas"),
+        (("b.npz", "--cfg", "b.cfg"), 2, "the .cfg names the network already"),
         ((), 2, "Missing argument"),
     ],
 )
@@ -194,6 +199,80 @@ def test_a_mistake_gets_a_message_and_an_exit_code(
     assert got == code
     assert words in err
     assert [path.name for path in ours.parent.iterdir()] == [ours.name]
+
+
+CFG = """[net]
+width=16
+height=16
+channels=3
+[convolutional]
+filters=7
+size=1
+activation=linear
+[yolo]
+mask=0
+anchors=8,8
+classes=2
+num=1
+"""
+OWN = """
+from torch import nn
+
+class Colours(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.norm(self.conv(x))
+
+class Vectors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.dense(x.flatten(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "words"),
+    [
+        ("Colours", ("--images", "photographs"), "the pictures of --images end in different sizes; --size SIDE cuts squares"),
+        ("Colours", ("--images", "damaged"), "none of the pictures of --images can be opened"),
+        ("Colours", ("--reference", "wide.npz"), "Colours can't compute on --reference's inputs, (2, 5, 8, 8)"),
+        ("Vectors", ("--fold-input", "--example", "6"), "Vectors does not begin with a convolution"),
+        ("Vectors", ("--option", "depth=1"), "your own takes --arguments depth=5"),
+    ],
+)
+def test_a_mistake_about_a_network_of_ones_own_gets_a_message(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, options: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"own_{network.lower()}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    torch.save(getattr(importlib.import_module(name), network)().state_dict(), "a.pth")
+    for folder in ("photographs", "damaged"):
+        (tmp_path / folder).mkdir()
+    for i in range(3):
+        Image.new("RGB", (40 + i, 50), (20 * i, 9, 9)).save(tmp_path / "photographs" / f"{i}.png")
+    (tmp_path / "damaged" / "a.png").write_bytes(b"no picture")
+    np.savez("wide.npz", inputs=np.zeros((2, 5, 8, 8), np.float32), outputs=np.zeros((2, 4, 6, 6), np.float32))
+    code, _, err = run("convert", "a.pth", "b.safetensors", "--model", f"{name}:{network}", *options)
+    assert code in (1, 2)
+    assert words in err
+    assert not (tmp_path / "b.safetensors").exists()
+
+
+def test_what_the_conversion_of_a_detector_would_not_heed_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.cfg").write_text(CFG)
+    (tmp_path / "a.weights").write_bytes(b"")
+    for option in ("--report=r.html", "--images=photographs", "--fold-input", "--size=3", "--weights-of=ema"):
+        code, _, err = run("convert", tmp_path / "a.weights", tmp_path / "a.safetensors", option)
+        assert code == 2
+        assert f"Invalid value for {option.partition('=')[0]}: a Darknet detector's file is converted without it" in err
 
 
 def test_inspect_and_convert_call_a_naming_by_the_same_word(run: Run, network: Model, tmp_path: Path) -> None:

@@ -109,7 +109,6 @@ def test_the_result_says_where_every_tensor_came_from(network: Model, tmp_path: 
     assert {"kernelzoo", "numpy", "torch", "python"} <= set(told["versions"])
     assert told["parity"]["proven"] is True
     assert told["parity"]["verdict"].startswith("PROVEN by source outputs")
-    assert told["convention"] == "correlation"
     assert made.certificate.proven
     assert same(tmp_path / "b.safetensors", network)
     assert only(tmp_path, "a.npz", "b.safetensors", "r.npz")
@@ -413,6 +412,27 @@ def test_a_sidecar_that_is_there_stays_unless_forced(ours: Path, tmp_path: Path)
     assert b"[convolutional]" in (tmp_path / "b.cfg").read_bytes()
 
 
+def test_what_another_program_does_meanwhile_is_neither_overwritten_nor_certified(ours: Path, network: Model, tmp_path: Path) -> None:
+    destination = tmp_path / "b.npz"
+
+    def appear(step: str) -> None:
+        if step.startswith("proving"):
+            destination.write_text("another program's")
+
+    with pytest.raises(FileExistsError, match="is there already"):
+        convert(ours, destination, type(network), progress=appear)
+    assert destination.read_text() == "another program's"
+    destination.unlink()
+
+    def change(step: str) -> None:
+        if step.startswith("writing"):
+            ours.write_bytes(ours.read_bytes())
+
+    with pytest.raises(ConvertError, match=r"was changed while it was read, by another program\. Nothing was kept"):
+        convert(ours, destination, type(network), progress=change)
+    assert [path.name for path in tmp_path.iterdir()] == [ours.name]
+
+
 def test_a_file_can_be_replaced_by_its_own_conversion(ours: Path, network: Model, tmp_path: Path) -> None:
     convert(ours, ours, ResNet20, replace=True)
     assert same(ours, network)
@@ -584,3 +604,11 @@ def test_weights_that_are_no_numbers_are_refused_and_nothing_is_written(value: s
 
 def test_large_weights_whose_sum_is_too_large_are_numbers() -> None:
     check_finite({"w": torch.full((4,), 3e38), "h": torch.full((9,), 6e4, dtype=torch.float16)}, Path("a.pth"))
+
+
+@pytest.mark.parametrize("ending", [".tflite", ".npz", ".safetensors"])
+def test_a_format_that_can_not_hold_the_preprocessing_says_so_at_once(ending: str, ours: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    with pytest.raises(ConvertError, match=rf"^b{ending} can't hold the preprocessing; only ONNX and OpenVINO's IR take it inside"):
+        convert(ours, tmp_path / f"b{ending}", "ResNet20", preprocessing_inside=True, progress=told.append)
+    assert not told
