@@ -125,7 +125,11 @@ def read(path: Path, format: str = "auto", *, data: Buffer | None = None, isolat
     name = formats.sniff(path) if format == "auto" else format
     here = not isolated or name == "safetensors" or name not in formats.formats()
     source = formats.read(path, name) if here else _Reader(path, name).opened(data)
-    source.tensors = chosen(source.tensors, weights_of, path)
+    try:
+        source.tensors = chosen(source.tensors, weights_of, path)
+    except BaseException:
+        source.close()
+        raise
     return source
 
 

@@ -93,5 +93,19 @@ def chosen(tensors: Mapping[str, T], which: str | None, file: Path | str) -> dic
     return kept
 
 
+def chosen_of_each(files: Mapping[Path, Mapping[str, T]], which: str | None) -> list[dict[str, T]]:
+    """Keep one set of each file as `chosen` does; a file that has but one keeps it, if another has several.
+
+    Args:
+        files: the tensors of each, all sets of them, by the files' paths.
+        which: as for `chosen`.
+
+    Raises:
+        ValueError: a file with several sets has no such one, or none has several.
+    """
+    several = {path for path, tensors in files.items() if averaged({name: getattr(one, "shape", one) for name, one in tensors.items()})}
+    return [chosen(tensors, which if path in several or not several else None, path) for path, tensors in files.items()]
+
+
 def _called(prefix: str) -> str:
     return prefix.rstrip(".") or "those without a prefix"

@@ -71,6 +71,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="A weight file of any framework, or a folder.")],
     format: FormatOption = "auto",
     tensors: Annotated[bool, typer.Option("--tensors", "-t", help="List every tensor, not only the tree of modules.")] = False,
+    weights_of: WeightsOfOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a weight file of any framework holds, and which network of the zoo it probably is."""
@@ -80,7 +81,7 @@ def inspect(
 
     if format != "auto" and format not in formats():
         raise typer.BadParameter(f"no format {format!r}; there are {', '.join(formats())}", param_hint="--from")
-    found = look(file, format)
+    found = look(file, format, weights_of=weights_of)
     if as_json:
         print_json(found.to_json())
     else:
@@ -246,13 +247,16 @@ def diff(
     first: Annotated[Path, typer.Argument(metavar="A", help="A weight file of any framework.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
     all_tensors: Annotated[bool, typer.Option("--all", help="Equal tensors too.")] = False,
+    weights_of: WeightsOfOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two weight files of any formats, tensor by tensor; exit 1 if they differ by more than named steps."""
-    from convert import sandbox
+    from convert import sandbox, sets
     from convert.diff import diff as compare
 
-    with sandbox.read(first) as a, sandbox.read(second) as b:
+    with sandbox.read(first, weights_of=sets.ALL) as a, sandbox.read(second, weights_of=sets.ALL) as b:
+        if first != second:
+            a.tensors, b.tensors = sets.chosen_of_each({first: a.tensors, second: b.tensors}, weights_of)
         found = compare(a, b)
         if as_json:
             print_json(found.to_json())

@@ -25,19 +25,20 @@ if TYPE_CHECKING:
     from zoo.networks.model import Model
 
 
-def inspect(path: Path, format: str = "auto", *, isolated: bool = True) -> Inspection:
+def inspect(path: Path, format: str = "auto", *, isolated: bool = True, weights_of: str | None = None) -> Inspection:
     """Describe a weight file of any format and name the networks of the zoo that it may be of; no tensor is read.
 
     Args:
         path: the file, or the folder of a format that is one.
         format: the file's format; "auto" asks the content.
         isolated: False reads the file in this process, see `convert.sandbox`.
+        weights_of: which of several sets of weights in it is described, "ema".
 
     Raises:
         FileNotFoundError: there is nothing at this path.
         ConvertError: the file can't be read.
     """
-    with sandbox.read(Path(path), format, isolated=isolated) as source:
+    with sandbox.read(Path(path), format, isolated=isolated, weights_of=weights_of) as source:
         return replace(describe(source), likely=tuple(recognise(source)))
 
 

@@ -55,7 +55,12 @@ def open_foreign(
         Undecided: the file doesn't say the kernel convention, and it was not given.
         ConvertError: the file can't be read.
     """
-    return adopted(sandbox.read(Path(path), format, isolated=isolated, weights_of=weights_of), model, **chosen)
+    source = sandbox.read(Path(path), format, isolated=isolated, weights_of=weights_of)
+    try:
+        return adopted(source, model, **chosen)
+    except BaseException:
+        source.close()
+        raise
 
 
 def adopted(

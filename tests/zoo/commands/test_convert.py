@@ -373,6 +373,26 @@ def test_diff_tells_equal_from_different_by_its_exit_code(run: Run, ours: Path, 
     assert json.loads(out)["same"] is False
 
 
+def test_one_set_of_a_files_weights_is_inspected_compared_and_converted(run: Run, network: Model, tmp_path: Path) -> None:
+    state = network.state_dict()
+    averaged = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in state.items()}
+    torch.save({"model": state, "model_ema": averaged}, both := tmp_path / "both.pth")
+    torch.save(averaged, tmp_path / "averaged.pth")
+    assert run("diff", both, tmp_path / "averaged.pth", "--weights-of", "ema")[0] == 0
+    code, _, err = run("diff", both, tmp_path / "averaged.pth")
+    assert code == 1
+    assert "model is taken, and --weights-of ema takes model_ema" in err
+    code, out, err = run("inspect", both, "--weights-of", "ema", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["likely"][0]["name"] == "ResNet20"
+    code, _, err = run("convert", both, tmp_path / "a.safetensors", "--weights-of", "ema")
+    assert code == 0
+    assert "is taken" not in err  # recognising the network reads the same set
+    code, _, err = run("diff", tmp_path / "averaged.pth", tmp_path / "a.safetensors", "--weights-of", "ema")
+    assert code == 1
+    assert "one set of weights alone" in err
+
+
 def test_diff_names_flipped_kernels(run: Run, ours: Path, network: Model, tmp_path: Path) -> None:
     state = {n: torch.from_numpy(np.ascontiguousarray(flip(t.numpy()))) if t.dim() == 4 else t for n, t in network.state_dict().items()}
     safetensors.save(state, tmp_path / "b.safetensors")
