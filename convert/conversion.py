@@ -36,7 +36,7 @@ def adopt(
     shapes: Mapping[str, Shape],
     *,
     family: type | str,
-    naming: str = "auto",
+    naming: str = "",
     rows: Sequence[Row] | None = None,
     order: Sequence[str] | None = None,
     convention: Convention | None = None,
@@ -49,7 +49,7 @@ def adopt(
         layers: of the network, from `convert.network.layers`.
         shapes: of the network's state dict.
         family: the network's class, or the name of its family.
-        naming: a name in `convert.names.NAMINGS`; "auto" takes the first that explains everything, else the one that explains most.
+        naming: a name in `convert.names.NAMINGS`; which explains a file best, `zoo.conversion.namings` finds out.
         rows: a mapping of the user's own, or one that was derived, instead of a naming's.
         order: our modules in the order of a file that keeps only an order, instead of a naming's.
         convention: of all spatial kernels, whatever the file says; None believes the file.
@@ -57,36 +57,22 @@ def adopt(
 
     Raises:
         Undecided: the file doesn't say one of the two, and it was not given.
-        LookupError: no naming of this name.
+        LookupError: no naming of this name, or one without an order for a file that keeps nothing else.
         ConvertError: the reader does not say how an order of tensors is laid out.
     """
     source = _settled(source, convention, spatial)
     if rows is not None:
-        return _carried(source, layers, shapes, "match" if naming == "auto" else naming, rows)
+        return _carried(source, layers, shapes, naming or "match", rows)
     if order is not None:
         return _counted(source, layers, shapes, IN_ORDER, order, {})
-    if naming != "auto" and naming not in names.NAMINGS:
+    if naming not in names.NAMINGS:
         raise LookupError(f"no naming {naming!r}; there are {', '.join(names.NAMINGS)}")
-    candidates = names.of_format(source.format) if naming == "auto" else [naming]
-    if source.positional:
-        candidates = (
-            names.orders(source.format) if naming == "auto" else [name for name in candidates if hasattr(names.NAMINGS[name], "order")]
-        )
-        if not candidates:
-            return _counted(source, layers, shapes, IN_ORDER, [layer.name for layer in layers], {})
-    best: Adopted | None = None
-    for name in candidates:
-        if source.positional:
-            module = names.NAMINGS[name]
-            found = _counted(source, layers, shapes, name, module.order(names.lineage(family), shapes), names.fact(name, "biased", family))
-        else:
-            found = _carried(source, layers, shapes, name, names.rows(name, family, shapes))
-        if best is None or _missed(found) < _missed(best):
-            best = found
-        if best.report.complete:
-            break
-    assert best is not None
-    return best
+    if not source.positional:
+        return _carried(source, layers, shapes, naming, names.rows(naming, family, shapes))
+    module = names.NAMINGS[naming]
+    if not hasattr(module, "order"):
+        raise LookupError(f"the naming {naming} knows no order, and this file keeps nothing else")
+    return _counted(source, layers, shapes, naming, module.order(names.lineage(family), shapes), names.fact(naming, "biased", family))
 
 
 def explain(adopted: Adopted, shapes: Mapping[str, Shape]) -> str:
@@ -112,10 +98,6 @@ def explain(adopted: Adopted, shapes: Mapping[str, Shape]) -> str:
             if len(entries) > SHOWN:
                 lines.append(f"    … and {len(entries) - SHOWN} more")
     return "\n".join(lines)
-
-
-def _missed(found: Adopted) -> int:
-    return len(found.report.missing) + len(found.report.unmatched) + len(found.report.contested)
 
 
 def _settled(source: Source, convention: Convention | None, spatial: Spatial | None) -> Source:

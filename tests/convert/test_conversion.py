@@ -356,9 +356,11 @@ def test_a_bias_that_a_list_has_before_a_batchnorm_is_folded_where_the_naming_kn
     assert biased.moved == {"conv1"}
 
 
-def test_a_positional_file_that_no_naming_orders_is_taken_in_the_order_in_which_layers_compute(network: nn.Module) -> None:
-    source = replace(positional(listed(network)), format="pytorch")
-    found = adopt(source, layers(network, SHAPE), shapes_of(network), family="Small")
+def test_a_list_is_taken_in_the_order_that_is_given_and_by_no_naming_without_one(network: nn.Module) -> None:
+    source, structure = replace(positional(listed(network)), format="pytorch"), layers(network, SHAPE)
+    with pytest.raises(LookupError, match="the naming torchvision knows no order"):
+        adopt(source, structure, shapes_of(network), family="Small", naming="torchvision")
+    found = adopt(source, structure, shapes_of(network), family="Small", order=[layer.name for layer in structure])
     assert (found.naming, found.report.ok) == ("position", True)
     assert all(np.array_equal(found.tensors[n].array(), t.numpy()) for n, t in network.state_dict().items() if not n.endswith(COUNTER))
 

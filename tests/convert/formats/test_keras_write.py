@@ -58,11 +58,11 @@ def described(made: Model, naming: str = "keras") -> list[Part]:
     return writing.parts(names.rows(naming, type(made), shapes), structure(made), tensors)
 
 
-def read(path: Path, made: Model) -> dict[str, np.ndarray]:
+def read(path: Path, made: Model, naming: str = "keras") -> dict[str, np.ndarray]:
     source = formats.read(path)
     try:
         shapes = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
-        adopted = conversion.adopt(source, structure(made), shapes, family=type(made))
+        adopted = conversion.adopt(source, structure(made), shapes, family=type(made), naming=naming)
         assert adopted.report.ok, conversion.explain(adopted, shapes)
         return {name: np.ascontiguousarray(one.array()) for name, one in adopted.tensors.items()}
     finally:

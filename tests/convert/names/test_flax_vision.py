@@ -81,8 +81,7 @@ def adopted(source: Source, cls: type[Model], headless: bool = False, **options:
     if headless:
         remove_head(model)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    result = conversion.adopt(source, network.layers(model, (3, 64, 64)), shapes, family=cls)
-    assert result.naming == "flax"
+    result = conversion.adopt(source, network.layers(model, (3, 64, 64)), shapes, family=cls, naming="flax")
     assert result.report.ok, conversion.explain(result, shapes)
     model.load_state_dict({name: torch.from_numpy(stored.array().copy()) for name, stored in result.tensors.items()})
     return model

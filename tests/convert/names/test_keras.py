@@ -66,9 +66,8 @@ def read(path: Path, network: Model, structure: list[Layer]) -> dict[str, np.nda
     """The tensors of a file by our names."""
     source = formats.read(path)
     try:
-        adopted = conversion.adopt(source, structure, shapes(network), family=type(network))
+        adopted = conversion.adopt(source, structure, shapes(network), family=type(network), naming="keras")
         assert adopted.report.ok, conversion.explain(adopted, shapes(network))
-        assert adopted.naming == "keras"
         return {name: np.ascontiguousarray(one.array()) for name, one in adopted.tensors.items()}
     finally:
         source.close()

