@@ -97,7 +97,7 @@ def own_network(
     """
     if inspect.isclass(model) and issubclass(model, OwnNetwork):
         return model
-    made = model if isinstance(model, nn.Module) and not arguments else _made(model, dict(arguments or {}))
+    made = built(model, arguments)
     name = type(made).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", type(made).__name__)
     shape, outputs, device = _shape(made, example, name)
     facts: dict[str, Any] = {
@@ -177,8 +177,16 @@ def shape_of(text: str) -> tuple[int, ...]:
     return shape
 
 
-def _made(model: Any, arguments: dict[str, Any]) -> nn.Module:
+def built(model: Any, arguments: Mapping[str, Any] | None = None) -> nn.Module:
+    """Return a module of the user's, or build it by its class or function.
+
+    Raises:
+        ConvertError: it can't be built, or is no module.
+    """
+    arguments = arguments or {}
     if isinstance(model, nn.Module):
+        if not arguments:
+            return model
         raise ConvertError(f"this {type(model).__name__} is built already, so it takes no arguments ({', '.join(arguments)})")
     called = getattr(model, "__name__", repr(model))
     try:

@@ -6,17 +6,21 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from convert import sandbox
+from convert.core import COUNTER
+from convert.formats._torch import as_tensor
 from convert.source import Convention, Spatial
 from weights import UnknownWeights
 from weights.places import at_home
 from zoo.conversion.foreign import load
 from zoo.conversion.namings import open_foreign
-from zoo.conversion.own import own_network
+from zoo.conversion.own import built, own_network
 from zoo.pretrained.resolve import all_finite
 
 log = logging.getLogger("zoo")
@@ -36,6 +40,8 @@ def own_trained(
     """Fill a network of the user's own from a file of any framework; nothing is proven, as `zoo convert` would.
 
     Tensors are given their places by equal names; else by topology, shapes and names; a file that keeps only an order, by order and shape.
+    A PyTorch or safetensors file with all of the module's names and shapes, and no others, goes in as it is: then nothing is computed, so
+    that a network may take anything, tokens and sequences too.
 
     Args:
         model: a module, which is filled, or its class, which is built.
@@ -63,15 +69,36 @@ def own_trained(
     if path is None:
         raise UnknownWeights(f"no weights of {name} are known, which is your own: trained({name}, PATH) takes a file of any framework")
     place = at_home(path)
-    cls = own_network(model, example, arguments)
+    made: Any = built(model, arguments)
+    if not match and told == (None, None) and (same := _same_names(made, place, weights_of)) is not None:
+        return _filled(made, all_finite(same, place))
+    cls = own_network(made, example)
     if cls.assumed_shape:
         log.info("%s is tried with one input of %s; example=(C, H, W) says another", name, "x".join(map(str, cls.image_shape)))
     with (found := open_foreign(place, cls, match=match, convention=told[0], spatial=told[1], weights_of=weights_of)).source:
         ready = all_finite(load(found).state_dict(), place)
         for note in found.adopted.notes:
             log.warning("%s: %s", place, note)
-    target: Any = cls.template
+    return _filled(made, ready)
+
+
+def _same_names(network: nn.Module, place: Path, weights_of: str | None) -> dict[str, Tensor] | None:
+    """Read a file whose names and shapes are the network's own; None where they are not, or where kernels may be turned."""
+    own = network.state_dict()
+    with sandbox.read(place, weights_of=weights_of) as source:
+        names = source.tensors.keys() | {name for name in own if name.endswith(COUNTER)}
+        if source.format not in ("pytorch", "safetensors") or source.positional or names != own.keys():
+            return None
+        if any(tuple(stored.shape) != tuple(own[name].shape) for name, stored in source.tensors.items()):
+            return None
+        if any(stored.convention == "convolution" for stored in source.tensors.values()):
+            return None
+        held = {name: as_tensor(stored.array()).clone() for name, stored in source.tensors.items()}
+    return {name: torch.zeros((), dtype=torch.int64) for name in own if name not in held} | held
+
+
+def _filled(network: N, tensors: Mapping[str, Tensor]) -> N:
     with torch.no_grad():
-        for key, tensor in target.state_dict().items():
-            tensor.copy_(ready[key])
-    return target.eval()
+        for key, tensor in network.state_dict().items():
+            tensor.copy_(tensors[key])
+    return network.eval()

@@ -229,3 +229,34 @@ def test_a_network_that_answers_a_dict_is_not_exported_and_told_why(ending: str,
     with pytest.raises(ConvertError, match="the network answers a dict, and one tensor can be written and compared"):
         convert(file, tmp_path / f"b{ending}", Named(), example=(3, 16, 16))
     assert [one.name for one in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+class OfTokens(nn.Module):
+    """Takes whole numbers, and no image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(50, 16), nn.BatchNorm1d(16)
+        self.recurrent, self.head = nn.LSTM(16, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.norm(self.table(tokens).transpose(1, 2)).transpose(1, 2)
+        return self.head(self.recurrent(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("ending", [".pth", ".safetensors"])
+def test_a_network_of_tokens_is_filled_by_its_own_names_without_being_run(ending: str, tmp_path: Path) -> None:
+    theirs, ours = OfTokens().eval(), OfTokens().half()
+    state = {name: tensor for name, tensor in theirs.state_dict().items() if not name.endswith("num_batches_tracked")}
+    torch.save(state, place) if (place := tmp_path / f"a{ending}").suffix == ".pth" else safetensors.save(state, place)
+    assert trained(ours, place) is ours
+    assert not ours.training
+    assert all(torch.equal(tensor, theirs.state_dict()[name].to(tensor.dtype)) for name, tensor in ours.state_dict().items())
+    built = trained(OfTokens, place)
+    tokens = torch.randint(0, 50, (2, 9))
+    assert torch.equal(built(tokens), theirs(tokens))
+    state["norm.weight"] = state["norm.weight"].clone().fill_(float("inf"))
+    torch.save(state, tmp_path / "b.pth")
+    with pytest.raises(NonFinite, match=r"'norm\.weight' holds NaN"):
+        trained(ours, tmp_path / "b.pth")
+    assert torch.equal(ours.head.bias, theirs.head.bias.half())
