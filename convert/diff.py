@@ -12,6 +12,7 @@ import numpy as np
 
 from convert.core import COUNTER, by_module
 from convert.pairing import Pairs, alike, folded, norms_behind, norms_by_scale, pair, ranks
+from convert.sets import ALL, chosen_of_each
 from convert.source import Source, Stored, in_memory
 from convert.steps import FlattenOrder
 from convert.topology import of_graph
@@ -114,18 +115,22 @@ class Diff:
         return table
 
 
-def diff(a: Source, b: Source) -> Diff:
+def diff(a: Source, b: Source, weights_of: str | None = ALL) -> Diff:
     """Compare two checkpoints, tensor by tensor, in PyTorch's form and as cross-correlation as far as the files say.
 
     Tensors are paired by name, else by values.
 
     Args:
-        a, b: open files of any format.
+        a, b: open files of any format, with all their sets of weights.
+        weights_of: of files with several sets, the one that is compared: "raw", "ema", its name in the file, or "all"; None takes the
+            raw ones with a warning.
 
     Returns:
         An entry for each tensor but BatchNorms' step counters, which say only how long was trained. Equal means
         bit for bit, but for the sign of zero and a wider type of the same numbers.
     """
+    if weights_of != ALL and a.path != b.path:
+        a.tensors, b.tensors = chosen_of_each({a.path: a.tensors, b.path: b.tensors}, weights_of)
     ours, theirs = _kept(a), _kept(b)
     pairs = pair(ours, theirs)
     channels = sorted({s.shape[0] for s in (*ours.values(), *theirs.values()) if len(s.shape) > 2})

@@ -8,13 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convert.kinds import is_mapping, is_row
-from weights.whole import write_whole
 
 FILTERS = 64
 """Filters of the first layer that are drawn."""
@@ -121,18 +119,12 @@ class Facts:
     notes: Sequence[str] = ()
 
 
-def write_report(path: Path, facts: Facts) -> None:
-    """Write the page, whole or not at all: one file, no scripts, nothing from elsewhere; the same facts give the same bytes.
+def render(facts: Facts) -> str:
+    """Draw the page: one file, no scripts, nothing from elsewhere; the same facts give the same text.
 
     Args:
-        path: the file to write.
         facts: what it tells. All text is escaped: a file's words can't become part of the page.
     """
-    write_whole(path, render(facts))
-
-
-def render(facts: Facts) -> str:
-    """Return the page of `write_report`."""
     sections = [
         _facts("The file", facts.source),
         _facts("What went wrong", facts.diagnosis),

@@ -39,7 +39,7 @@ LAW: dict[str, set[str]] = {
     "convert.writing": {"convert.core", "convert.network", "convert.source", "convert.steps", "weights"},
     "convert._windows": {"convert._guard", "weights"},
     "convert.completing": {"convert.adopted", "convert.core", "convert.network", "convert.source", "convert.steps", "weights"},
-    "convert.diff": {"convert.core", "convert.pairing", "convert.source", "convert.steps", "convert.topology", "weights"},
+    "convert.diff": {"convert.core", "convert.pairing", "convert.source", "convert.steps", "convert.topology", "weights", "convert.sets"},
     "convert._fault": {"convert._probe", "convert._windows", "convert.graph", "convert.source"},
     "convert._ops": {"convert._guard", "convert._windows", "convert.graph", "weights"},
     "convert._patches": {"convert._windows"},

@@ -251,13 +251,12 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Compare two weight files of any formats, tensor by tensor; exit 1 if they differ by more than named steps."""
-    from convert import sandbox, sets
+    from convert import sandbox
+    from convert.diff import ALL
     from convert.diff import diff as compare
 
-    with sandbox.read(first, weights_of=sets.ALL) as a, sandbox.read(second, weights_of=sets.ALL) as b:
-        if first != second:
-            a.tensors, b.tensors = sets.chosen_of_each({first: a.tensors, second: b.tensors}, weights_of)
-        found = compare(a, b)
+    with sandbox.read(first, weights_of=ALL) as a, sandbox.read(second, weights_of=ALL) as b:
+        found = compare(a, b, weights_of)
         if as_json:
             print_json(found.to_json())
         else:

@@ -14,6 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from convert import sandbox
+from convert.core import COUNTER
+from convert.formats._torch import as_tensor
 from weights.errors import ConvertError
 from zoo.networks.model import Model
 from zoo.networks.published import Published
@@ -199,6 +202,21 @@ def built(model: Any, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise ConvertError(f"{called} made {made!r:.60}, which is no torch.nn.Module")
     return made
+
+
+def by_own_names(network: nn.Module, place: Path, weights_of: str | None) -> dict[str, Tensor] | None:
+    """Read a file whose names and shapes are the network's own; None where they are not, or where kernels may be turned."""
+    own = network.state_dict()
+    with sandbox.read(place, weights_of=weights_of) as source:
+        names = source.tensors.keys() | {name for name in own if name.endswith(COUNTER)}
+        if source.format not in ("pytorch", "safetensors") or source.positional or names != own.keys():
+            return None
+        if any(tuple(stored.shape) != tuple(own[name].shape) for name, stored in source.tensors.items()):
+            return None
+        if any(stored.convention == "convolution" for stored in source.tensors.values()):
+            return None
+        held = {name: as_tensor(stored.array()).clone() for name, stored in source.tensors.items()}
+    return {name: torch.zeros((), dtype=torch.int64) for name in own if name not in held} | held
 
 
 def _shape(network: nn.Module, example: Sequence[int] | Tensor | None, name: str) -> tuple[tuple[int, ...], int, str]:

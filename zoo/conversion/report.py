@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from convert.report import Facts, Sample, Transform
-from convert.report import write_report as write_page
+from convert.report import Facts, Sample, Transform, render
+from weights.whole import write_whole
 from zoo.conversion.proof_images import Pictures
 from zoo.conversion.result import Conversion, origin
 from zoo.images.preprocess import BadImage, open_image, preprocess
@@ -20,7 +20,7 @@ THUMBNAIL = 96
 
 
 def write_report(made: Conversion, path: Path, images: Path | None = None) -> None:
-    """Write the report of a conversion that succeeded or failed.
+    """Write the report of a conversion that succeeded or failed, whole or not at all.
 
     Args:
         made: the conversion; its network must still be there.
@@ -56,7 +56,7 @@ def write_report(made: Conversion, path: Path, images: Path | None = None) -> No
         diagnosis={} if made.diagnosis is None else asdict(made.diagnosis),
         notes=made.notes,
     )
-    write_page(path, facts)
+    write_whole(path, render(facts))
 
 
 def _samples(made: Conversion, images: Path | None) -> list[Sample]:

@@ -6,21 +6,17 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from convert import sandbox
-from convert.core import COUNTER
-from convert.formats._torch import as_tensor
 from convert.source import Convention, Spatial
 from weights import UnknownWeights
 from weights.places import at_home
 from zoo.conversion.foreign import load
 from zoo.conversion.namings import open_foreign
-from zoo.conversion.own import built, own_network
+from zoo.conversion.own import built, by_own_names, own_network
 from zoo.pretrained.resolve import all_finite
 
 log = logging.getLogger("zoo")
@@ -70,7 +66,7 @@ def own_trained(
         raise UnknownWeights(f"no weights of {name} are known, which is your own: trained({name}, PATH) takes a file of any framework")
     place = at_home(path)
     made: Any = built(model, arguments)
-    if not match and told == (None, None) and (same := _same_names(made, place, weights_of)) is not None:
+    if not match and told == (None, None) and (same := by_own_names(made, place, weights_of)) is not None:
         return _filled(made, all_finite(same, place))
     cls = own_network(made, example)
     if cls.assumed_shape:
@@ -80,21 +76,6 @@ def own_trained(
         for note in found.adopted.notes:
             log.warning("%s: %s", place, note)
     return _filled(made, ready)
-
-
-def _same_names(network: nn.Module, place: Path, weights_of: str | None) -> dict[str, Tensor] | None:
-    """Read a file whose names and shapes are the network's own; None where they are not, or where kernels may be turned."""
-    own = network.state_dict()
-    with sandbox.read(place, weights_of=weights_of) as source:
-        names = source.tensors.keys() | {name for name in own if name.endswith(COUNTER)}
-        if source.format not in ("pytorch", "safetensors") or source.positional or names != own.keys():
-            return None
-        if any(tuple(stored.shape) != tuple(own[name].shape) for name, stored in source.tensors.items()):
-            return None
-        if any(stored.convention == "convolution" for stored in source.tensors.values()):
-            return None
-        held = {name: as_tensor(stored.array()).clone() for name, stored in source.tensors.items()}
-    return {name: torch.zeros((), dtype=torch.int64) for name in own if name not in held} | held
 
 
 def _filled(network: N, tensors: Mapping[str, Tensor]) -> N:
