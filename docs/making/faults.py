@@ -48,7 +48,7 @@ FOOT = """\
 ## Repeat it
 
 ```console
-$ make faults                # all of it, about two hours; an interrupted campaign resumes
+$ make faults                # all of it, about five hours; an interrupted campaign resumes
 ```
 
 Each campaign writes its table into [the report](notes/faults.md), with dates, versions and the seeds that repeat one fault.
