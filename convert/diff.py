@@ -129,8 +129,8 @@ def diff(a: Source, b: Source, weights_of: str | None = ALL) -> Diff:
         An entry for each tensor but BatchNorms' step counters, which say only how long was trained. Equal means
         bit for bit, but for the sign of zero and a wider type of the same numbers.
     """
-    if weights_of != ALL and a.path != b.path:
-        a.tensors, b.tensors = chosen_of_each({a.path: a.tensors, b.path: b.tensors}, weights_of)
+    if weights_of != ALL:
+        a.tensors, b.tensors = chosen_of_each([(a.path, a.tensors), (b.path, b.tensors)], weights_of)
     ours, theirs = _kept(a), _kept(b)
     pairs = pair(ours, theirs)
     channels = sorted({s.shape[0] for s in (*ours.values(), *theirs.values()) if len(s.shape) > 2})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,18 +93,18 @@ def chosen(tensors: Mapping[str, T], which: str | None, file: Path | str) -> dic
     return kept
 
 
-def chosen_of_each(files: Mapping[Path, Mapping[str, T]], which: str | None) -> list[dict[str, T]]:
+def chosen_of_each(files: Sequence[tuple[Path, Mapping[str, T]]], which: str | None) -> list[dict[str, T]]:
     """Keep one set of each file as `chosen` does; a file that has but one keeps it, if another has several.
 
     Args:
-        files: the tensors of each, all sets of them, by the files' paths.
+        files: the path of each, and its tensors, all sets of them.
         which: as for `chosen`.
 
     Raises:
         ValueError: a file with several sets has no such one, or none has several.
     """
-    several = {path for path, tensors in files.items() if averaged({name: getattr(one, "shape", one) for name, one in tensors.items()})}
-    return [chosen(tensors, which if path in several or not several else None, path) for path, tensors in files.items()]
+    several = [bool(averaged({name: getattr(one, "shape", one) for name, one in tensors.items()})) for _, tensors in files]
+    return [chosen(tensors, which if has or not any(several) else None, path) for (path, tensors), has in zip(files, several, strict=True)]
 
 
 def _called(prefix: str) -> str:

@@ -135,7 +135,9 @@ class Builder:
         return readers[0] if len(readers) == 1 else None
 
     def module(self, operator: Operator, roles: Mapping[str, str], also: Operator | None = None) -> str | None:
-        """Name the module whose tensors these are, by leaf and by name in the file; None if another layer has them already."""
+        """Name the module whose tensors these are, by leaf and by name in the file; None if another layer, or several, have them."""
+        if any(len(self._own_sources(name)) > 1 for name in roles.values()):
+            return None
         roots = {leaf: self.constants.roots[name] for leaf, name in roles.items()}
         if "weight" in roots and roots["weight"] in self.used and len(self.constants.stored[roles["weight"]].shape) > 1:
             return None
@@ -148,6 +150,10 @@ class Builder:
             or f"{operator.op}_{self._count(operator)}"
         )
         return self._unique(name)
+
+    def _own_sources(self, value: str) -> list[str]:
+        """List the tensors, named as in a state dict, that a constant was made of."""
+        return [root for root in self.constants.of(value) if KEY.match(root)]
 
     def own(self, value: str, *, single: bool) -> bool:
         """Tell whether a tensor is called as a state dict calls one that is its module's own: no weight or bias of channels.
@@ -220,7 +226,9 @@ class Builder:
         node = self.emit(name, f"unknown:{operator.op or 'nothing'}", inputs)
         for root in keys:
             stored = self.constants.stored.get(root, self.constants.stored[made_of[root]])  # as the state dict had it
-            if self.ops[module].startswith("unknown:") and root.rpartition(".")[0] == module:  # several operators may be one layer
+            owner = root.rpartition(".")[0]
+            joined = not inputs or len(self._own_sources(made_of[root])) > 1  # with another module's, of which no layer has one alone
+            if self.ops.get(owner, "unknown:").startswith("unknown:") and (owner == module or joined):  # several operators may be one layer
                 self.used.add(root)
                 self.tensors[root] = stored
         for output in operator.outputs:

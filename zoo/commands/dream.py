@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DREAMS = "The network, or a run's folder. Default: the best ImageNet checkpoint on this machine."
 MARK = ".dreaming"
-"""In a folder of dreams while it is unfinished: which are finished, and by which settings."""
+"""In a folder of dreams, or behind the name of the only one, while there is more to do: which are finished, and by which settings."""
 
 
 def dream(
@@ -72,7 +72,7 @@ def dream(
     fps: Annotated[float, typer.Option(help="Frames a second.")] = 15.0,
     device: DeviceOption = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard what an interrupted run finished.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace dreams and films that are there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace dreams and films that are there, but no folder of frames.")] = False,
     frozen: FrozenOption = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -93,7 +93,7 @@ def dream(
     settings: dict[str, Any] = {"at": at, "octaves": octaves, "scale": scale, "steps": steps, "rate": rate, "jitter": jitter}
     settings |= {"guide": guide, "seed": seed, "like": like, "tile": tile}
     said = f"{model}:{tag}" if tag else model
-    finished = _Finished(None if output is None or len(images) == 1 else output, f"{said} {settings}", restart)
+    finished = _Finished(_mark(output, len(images), video), f"{said} {settings}", restart)
     for target in [place for place in places if place is not None and place.name not in finished.names]:
         unused(target, replace or restart)
     if video is not None and video.suffix:
@@ -114,10 +114,10 @@ def dream(
                 _save(one_dream(network, image, keep=unfinished, **settings, **shown), target)
                 finished.add(target.name)
             made.append({"image": str(image), "dream": str(target)})
-        finished.end()
         if video is not None:
             film = dream_video(network, images[0], video, frames=frames, zoom=zoom, fps=fps, restart=restart, **settings, **shown)
             made.append({"image": str(images[0]), "film": str(film)})
+        finished.end()
     except UnknownTap as error:
         raise typer.BadParameter(str(error), param_hint="--at") from None
     except KeyboardInterrupt:
@@ -175,11 +175,18 @@ def _places(images: list[Path], output: Path | None, video: Path | None) -> list
     return list(places)
 
 
-class _Finished:
-    """Which dreams of a folder an interrupted run has finished."""
+def _mark(output: Path | None, count: int, video: Path | None) -> Path | None:
+    """Say where is noted what an interrupted run has finished; None where it has but one thing to finish."""
+    if output is None or (count == 1 and video is None):
+        return None
+    return output / MARK if count > 1 or output.is_dir() else output.with_name(f"{output.name}{MARK}")
 
-    def __init__(self, folder: Path | None, settings: str, restart: bool) -> None:
-        self.mark, self.settings, self.names = folder and folder / MARK, settings, set[str]()
+
+class _Finished:
+    """Which dreams an interrupted run has finished."""
+
+    def __init__(self, mark: Path | None, settings: str, restart: bool) -> None:
+        self.mark, self.settings, self.names = mark, settings, set[str]()
         if self.mark and self.mark.is_file() and not restart:
             try:
                 kept = json.loads(self.mark.read_text(encoding="utf-8"))

@@ -108,7 +108,7 @@ def not_proven(made: Conversion) -> NotProven:
     cause = f"\n{made.diagnosis}" if made.diagnosis is not None else ""
     against = next((one for one in made.certificate.evidence if one.contradicts), None)
     why = "the network does not compute what the file's does."
-    if against is not None and against.kind in ("destination outputs", "read back"):
+    if against is not None and against.kind == "destination outputs":
         why = f"{made.destination.name} does not compute what the network does; write another format, or --unproven writes it all the same."
     if made.diagnosis is None and against is None:
         why = (

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -67,15 +68,23 @@ def own_trained(
     place = at_home(path)
     made: Any = built(model, arguments)
     if not match and told == (None, None) and (same := by_own_names(made, place, weights_of)) is not None:
-        return _filled(made, all_finite(same, place))
+        _check(same, made, place)
+        return _filled(made, same)
     cls = own_network(made, example)
     if cls.assumed_shape:
         log.info("%s is tried with one input of %s; example=(C, H, W) says another", name, "x".join(map(str, cls.image_shape)))
     with (found := open_foreign(place, cls, match=match, convention=told[0], spatial=told[1], weights_of=weights_of)).source:
-        ready = all_finite(load(found).state_dict(), place)
+        ready = load(found).state_dict()
+        _check(ready, made, place)
         for note in found.adopted.notes:
             log.warning("%s: %s", place, note)
     return _filled(made, ready)
+
+
+def _check(tensors: Mapping[str, Tensor], network: nn.Module, place: Path) -> None:
+    """Refuse NaN and infinity, but for buffers that are just so in the network itself, as masks of attention are."""
+    own = dict(network.named_buffers())
+    all_finite({name: one for name, one in tensors.items() if name not in own or not torch.equal(one, own[name].to(one))}, place)
 
 
 def _filled(network: N, tensors: Mapping[str, Tensor]) -> N:

@@ -31,6 +31,7 @@ from weights import (
 )
 from weights.containers import open_any
 from weights.digests import of_bytes
+from weights.errors import NonFinite
 from weights.finite import check_values
 from weights.places import at_home
 from weights.record import KEPT
@@ -193,9 +194,13 @@ def all_finite(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return tensors of a file that nothing was installed of, which is where NaN is refused otherwise."""
     called = {dtype: name for name, (_, dtype) in header.DTYPES.items()}
     for name, tensor in tensors.items():
-        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in called and (tensor.is_floating_point() or tensor.is_complex()):  # no file of safetensors has such
+            if not (tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()).isfinite().all():
+                raise NonFinite(f"{path}: {name!r} holds NaN or an infinity; use another checkpoint")
+        elif (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
             flat = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-            check_values(flat.data, called[str(tensor.dtype).removeprefix("torch.")], name, str(path))
+            check_values(flat.data, called[dtype], name, str(path))
     return tensors
 
 

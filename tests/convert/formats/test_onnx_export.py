@@ -275,16 +275,32 @@ class OfTokens(nn.Module):
         return self.head(tokens.mean(1))
 
 
+class Joined(nn.Module):
+    """Computes two layers as one, whose weights it joins at every call: the exporter computes them beforehand."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.patches, self.width = nn.Conv2d(3, width, 2, 2), width
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).mean((2, 3))
+        weight, bias = torch.cat([self.query.weight, self.key.weight]), torch.cat([self.query.bias, self.key.bias])
+        return nn.functional.linear(tokens, weight, bias)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: nn.Sequential(Sloped()),
+        lambda: Joined(8),
+        lambda: Joined(300),
         lambda: OfTokens(nn.MultiheadAttention(16, 4, batch_first=True)),
         lambda: OfTokens(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)),
         lambda: OfTokens(nn.LSTM(16, 8, batch_first=True, bidirectional=True)),
         lambda: OfTokens(nn.GRU(16, 8, 2, batch_first=True)),
     ],
-    ids=["a slope of its own", "attention", "encoder", "LSTM", "GRU"],
+    ids=["a slope of its own", "two layers as one", "two wide layers as one", "attention", "encoder", "LSTM", "GRU"],
 )
 def test_parameters_that_the_exporter_changes_keep_their_names_and_values(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(0)

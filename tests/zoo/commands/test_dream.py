@@ -128,6 +128,24 @@ def test_a_film_resumes_behind_its_last_frame(work: Path, monkeypatch: pytest.Mo
     assert sorted(place.name for place in work.iterdir()) == ["film.gif", "sky.png"]
 
 
+def test_a_picture_with_a_film_resumes_with_the_film(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = ["dream", "sky.png", "-o", "dream.png", "--video", "film.gif", "--frames", "3", *QUICK]
+    whole, calls = watching.watched, 0
+
+    def second(*args: Any, **how: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return (whole if calls == 1 else stopping(0))(*args, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watching, "watched", second)
+        assert main(line) == 130
+    os.utime(work / "dream.png", (1, 1))
+    assert main(line) == 0
+    assert (work / "dream.png").stat().st_mtime == 1
+    assert sorted(place.name for place in work.iterdir()) == ["dream.png", "film.gif", "sky.png"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -237,6 +237,7 @@ class OfTokens(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table, self.norm = nn.Embedding(50, 16), nn.BatchNorm1d(16)
+        self.register_buffer("mask", torch.full((4, 4), -torch.inf).triu(1))
         self.recurrent, self.head = nn.LSTM(16, 8, batch_first=True), nn.Linear(8, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -260,3 +261,19 @@ def test_a_network_of_tokens_is_filled_by_its_own_names_without_being_run(ending
     with pytest.raises(NonFinite, match=r"'norm\.weight' holds NaN"):
         trained(ours, tmp_path / "b.pth")
     assert torch.equal(ours.head.bias, theirs.head.bias.half())
+
+
+class OfPhases(nn.Module):
+    """Has numbers of a kind that no file of safetensors has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phases = nn.Parameter(torch.ones(2, dtype=torch.complex128))
+
+
+def test_complex_numbers_are_filled_and_looked_at(tmp_path: Path) -> None:
+    torch.save({"phases": torch.tensor([1 + 2j, 3], dtype=torch.complex128)}, tmp_path / "a.pth")
+    assert trained(OfPhases, tmp_path / "a.pth").phases.tolist() == [1 + 2j, 3]
+    torch.save({"phases": torch.tensor([complex(0, float("nan")), 3], dtype=torch.complex128)}, tmp_path / "b.pth")
+    with pytest.raises(NonFinite, match="'phases' holds NaN"):
+        trained(OfPhases, tmp_path / "b.pth")

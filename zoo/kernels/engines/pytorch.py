@@ -13,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.compilation.forking import compiling
-from zoo.kernels.compilation.own_code import with_own_code
 from zoo.kernels.engines.export import Form, recast
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -54,19 +53,28 @@ def build(network: nn.Module, example: tuple[Tensor, ...], form: Form, dtype: to
 
     def own(tensor: Tensor) -> Tensor:
         made = _channels_last(_cast(tensor, dtype))
+        made = made.contiguous() if compiler and made.dim() != 4 else made  # what is compiled is for one layout
         return made.clone() if made is tensor else made  # the network may write into it, and hand it on
+
+    run: Callable[..., Any] = _compiled(answers, tuple(map(own, example))) if compiler else answers
 
     def call(*given: Tensor) -> Any:
         with torch.no_grad():
-            return form.build(run(*map(own, given)))
+            return form.build(list(run(*map(own, given))))
 
-    run = answers
-    if compiler:
-        run = torch.compile(with_own_code(answers), dynamic=False, fullgraph=True)
-        with compiling(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's, about itself
-            call(*example)
     return call
+
+
+def _compiled(answers: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Callable[..., Any]:
+    """Compile what a function computes for inputs of these shapes, without a look at the state of the process in any later call."""
+    from torch._inductor import compile as inductor
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with torch.no_grad(), warnings.catch_warnings(), compiling():
+        warnings.simplefilter("ignore")  # the compiler's, about itself
+        made: Any = inductor(make_fx(answers)(*example), list(example))
+        made(*example)  # what fails here fails in every call
+    return made
 
 
 def fold(network: nn.Module, example: tuple[Tensor, ...]) -> nn.Module:

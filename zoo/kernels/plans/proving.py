@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -174,7 +175,8 @@ def _by_error(plan: Plan, decision: Decision, setting: Setting, batch: Any) -> t
 
     with elsewhere() as do:
         plan.eager(tensors, partial(probe, do=do))
-    worst = sorted(found, key=lambda node: found[node][0], reverse=True)
+    ratios = {node: ratio if ratio == ratio else math.inf for node, (ratio, _, _) in found.items()}  # where both overflow, nothing is known
+    worst = sorted(ratios, key=ratios.__getitem__, reverse=True)
     said = [(node, f"error {found[node][1]:.1e}, ATen's {found[node][2]:.1e}") for node in worst]
-    bad = sum(found[node][0] > WORSE for node in worst)
+    bad = sum(ratio > WORSE for ratio in ratios.values())
     return said[:bad], said[bad:]

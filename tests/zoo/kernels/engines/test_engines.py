@@ -468,6 +468,16 @@ def test_pytorchs_compiler_competes_where_all_is_to_be_tried(small: nn.Module, m
     model = fast(small, "cpu", tune="full", example=x, progress=False)
     assert why(model).rows[0].kernel == "compile"
     torch.testing.assert_close(model(x), plain(small, x), rtol=1e-4, atol=1e-5)
+    threads, expected = torch.get_num_threads(), plain(small, x)
+    for enter in (torch.inference_mode, lambda: torch.device("cpu"), torch.enable_grad, lambda: torch.autocast("cpu")):
+        with enter():
+            torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    try:
+        for count in (3, 1, 4):
+            torch.set_num_threads(count)
+            torch.testing.assert_close(model(x.permute(0, 1, 3, 2)), plain(small, x.permute(0, 1, 3, 2)), rtol=1e-4, atol=1e-5)
+    finally:
+        torch.set_num_threads(threads)
     with torch.no_grad():
         small.classifier.bias += 1
     torch.testing.assert_close(model(x), plain(small, x), rtol=1e-4, atol=1e-5)
