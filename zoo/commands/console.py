@@ -232,7 +232,7 @@ def build_options(pairs: list[str] | None, cls: type[Any]) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise typer.BadParameter(f"a constructor keyword looks like activation=relu6, not {pair!r}", param_hint="--option")
         if not known:
-            raise typer.BadParameter("it sets the zoo's networks; your own takes --arguments depth=5", param_hint="--option")
+            raise typer.BadParameter("it sets the zoo's networks; your own takes zoo convert --arguments depth=5", param_hint="--option")
         if name not in known:
             raise typer.BadParameter(f"{cls.__name__} has no {name!r}; it takes {', '.join(known)}", param_hint="--option")
         try:

@@ -98,7 +98,7 @@ def proven(
             found.append(certificate.against_outputs(network, ours.numpy(), outputs, TOLERANCE))
         except RuntimeError as error:
             given, said = tuple(pictures.reference[0].shape), (str(error).splitlines() or [""])[0]
-            raise ConvertError(f"{made.model.__name__} can't compute on --reference's inputs, {given}: {said}") from error
+            raise ConvertError(f"{made.model.__name__} can't compute on the reference's inputs, {given}: {said}") from error
     else:
         unlike = foreign.options or NOTES in source.facts or issubclass(made.model, OwnNetwork)  # torchvision's has no options of ours
         library = "" if unlike else made.naming

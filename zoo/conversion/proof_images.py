@@ -25,8 +25,8 @@ from zoo.networks.model import Model
 
 MOST = 1000
 """Photographs that are taken from a folder, evenly over all of them."""
-NONE = "none of the pictures of --images can be opened"
-UNLIKE = "the pictures of --images end in different sizes; --size SIDE cuts squares out of all of them"
+NONE = "none of the pictures can be opened"
+UNLIKE = "the pictures end in different sizes; zoo convert --size SIDE cuts squares out of all of them"
 PROOF_IMAGES = 2
 """Images that a network is run on layer by layer."""
 

@@ -239,11 +239,11 @@ class Vectors(nn.Module):
 @pytest.mark.parametrize(
     ("network", "options", "words"),
     [
-        ("Colours", ("--images", "photographs"), "the pictures of --images end in different sizes; --size SIDE cuts squares"),
-        ("Colours", ("--images", "damaged"), "none of the pictures of --images can be opened"),
-        ("Colours", ("--reference", "wide.npz"), "Colours can't compute on --reference's inputs, (2, 5, 8, 8)"),
+        ("Colours", ("--images", "photographs"), "the pictures end in different sizes; zoo convert --size SIDE cuts squares"),
+        ("Colours", ("--images", "damaged"), "none of the pictures can be opened"),
+        ("Colours", ("--reference", "wide.npz"), "Colours can't compute on the reference's inputs, (2, 5, 8, 8)"),
         ("Vectors", ("--fold-input", "--example", "6"), "Vectors does not begin with a convolution"),
-        ("Vectors", ("--option", "depth=1"), "your own takes --arguments depth=5"),
+        ("Vectors", ("--option", "depth=1"), "your own takes zoo convert --arguments depth=5"),
     ],
 )
 def test_a_mistake_about_a_network_of_ones_own_gets_a_message(
