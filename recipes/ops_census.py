@@ -4,7 +4,7 @@
     python recipes/ops_census.py ~/.cache/kernelzoo/kernels/*.json  # of what `fast` has found on this machine
 
 A step counts once, whatever networks have it. The gain is the step's time by PyTorch's operators, with BatchNorm folded and in
-channels_last, over the winner's. An op without a win is listed with the steps that ask for it, for none of these networks may have any.
+channels_last, over the winner's. An op without a win is named apart; it may be that no step of these networks asks for it.
 Ops that only training launches are left out: their choices are kept by chain.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.kernels.ops import discover
-from zoo.kernels.tuning.choices import SHIPPED
+from zoo.kernels.tuning.choices import SHIPPED, SHIPPED_FIELDS
 
 TRAINING = ("_grad", "_add", "_stats", "pointwise_norm", "cross_entropy", "batch_norm_act", "max_pool")
 """Ends of the names of ops that only training launches."""
@@ -47,10 +47,10 @@ class Census:
     def add(self, choices: dict[str, Any]) -> None:
         """Count the choices of a file, as it has them: a list in the package's, a table in a machine's own."""
         for key, value in choices.items():
-            op, us, aten_us = (value["op"], value["us"], value["aten_us"]) if isinstance(value, dict) else (value[0], value[2], value[3])
-            self.kinds[key.partition(" ")[0]][op] += 1
-            if us and aten_us:
-                self.gains[op].append(aten_us / us)
+            choice = value if isinstance(value, dict) else dict(zip(SHIPPED_FIELDS, value, strict=True))
+            self.kinds[key.partition(" ")[0]][choice["op"]] += 1
+            if choice["us"] and choice["aten_us"]:
+                self.gains[choice["op"]].append(choice["aten_us"] / choice["us"])
 
     def table(self) -> str:
         """Draw it in Markdown."""

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from convert import sandbox
 from convert.core import COUNTER
 from convert.formats._torch import as_tensor
+from convert.source import Source
 from weights.errors import ConvertError
 from zoo.networks.model import Model
 from zoo.networks.published import Published
@@ -204,18 +204,17 @@ def built(model: Any, arguments: Mapping[str, Any] | None = None) -> nn.Module:
     return made
 
 
-def by_own_names(network: nn.Module, place: Path, weights_of: str | None) -> dict[str, Tensor] | None:
-    """Read a file whose names and shapes are the network's own; None where they are not, or where kernels may be turned."""
+def by_own_names(network: nn.Module, source: Source) -> dict[str, Tensor] | None:
+    """Read an open file whose names and shapes are the network's own; None where they are not, or where kernels may be turned."""
     own = network.state_dict()
-    with sandbox.read(place, weights_of=weights_of) as source:
-        names = source.tensors.keys() | {name for name in own if name.endswith(COUNTER)}
-        if source.format not in ("pytorch", "safetensors") or source.positional or names != own.keys():
-            return None
-        if any(tuple(stored.shape) != tuple(own[name].shape) for name, stored in source.tensors.items()):
-            return None
-        if any(stored.convention == "convolution" for stored in source.tensors.values()):
-            return None
-        held = {name: as_tensor(stored.array()).clone() for name, stored in source.tensors.items()}
+    names = source.tensors.keys() | {name for name in own if name.endswith(COUNTER)}
+    if source.format not in ("pytorch", "safetensors") or source.positional or names != own.keys():
+        return None
+    if any(tuple(stored.shape) != tuple(own[name].shape) for name, stored in source.tensors.items()):
+        return None
+    if any(stored.convention == "convolution" for stored in source.tensors.values()):
+        return None
+    held = {name: as_tensor(stored.array()).clone() for name, stored in source.tensors.items()}
     return {name: torch.zeros((), dtype=torch.int64) for name in own if name not in held} | held
 
 

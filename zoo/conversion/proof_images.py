@@ -25,8 +25,6 @@ from zoo.networks.model import Model
 
 MOST = 1000
 """Photographs that are taken from a folder, evenly over all of them."""
-NONE = "none of the pictures can be opened"
-UNLIKE = "the pictures end in different sizes; zoo convert --size SIDE cuts squares out of all of them"
 PROOF_IMAGES = 2
 """Images that a network is run on layer by layer."""
 
@@ -131,10 +129,7 @@ class Pictures:
         for path in files:
             with suppress(BadImage):
                 made.append(pixels_of(path, wanted, str(path)))
-        if not made:
-            raise BadImage(NONE)
-        if len({one.shape for one in made}) > 1:
-            raise BadImage(UNLIKE)
+        _check_alike(made)
         return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2)
 
     def _named(self, count: int) -> list[tuple[Path, int]] | None:
@@ -165,11 +160,15 @@ class Pictures:
             except BadImage:
                 continue
             opened.append(index)
-        if not made:
-            raise BadImage(NONE)
-        if len({one.shape for one in made}) > 1:
-            raise BadImage(UNLIKE)
+        _check_alike(made)
         return torch.cat(made), opened
+
+
+def _check_alike(pictures: Sequence[np.ndarray | Tensor]) -> None:
+    if not pictures:
+        raise BadImage("none of the pictures can be opened")
+    if len({one.shape for one in pictures}) > 1:
+        raise BadImage("the pictures end in different sizes; zoo convert --size SIDE cuts squares out of all of them")
 
 
 def steps(network: Model, known: Mapping[str, Any]) -> Preprocessing:

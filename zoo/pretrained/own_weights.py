@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from convert import sandbox
 from convert.source import Convention, Spatial
 from weights import UnknownWeights
 from weights.places import at_home
 from zoo.conversion.foreign import load
-from zoo.conversion.namings import open_foreign
+from zoo.conversion.namings import adopted
 from zoo.conversion.own import built, by_own_names, own_network
 from zoo.pretrained.resolve import all_finite
 
@@ -67,17 +68,17 @@ def own_trained(
         raise UnknownWeights(f"no weights of {name} are known, which is your own: trained({name}, PATH) takes a file of any framework")
     place = at_home(path)
     made: Any = built(model, arguments)
-    if not match and told == (None, None) and (same := by_own_names(made, place, weights_of)) is not None:
-        _check(same, made, place)
-        return _filled(made, same)
-    cls = own_network(made, example)
-    if cls.assumed_shape:
-        log.info("%s is tried with one input of %s; example=(C, H, W) says another", name, "x".join(map(str, cls.image_shape)))
-    with (found := open_foreign(place, cls, match=match, convention=told[0], spatial=told[1], weights_of=weights_of)).source:
-        ready = load(found).state_dict()
+    with sandbox.read(place, weights_of=weights_of) as source:
+        ready = None if match or told != (None, None) else by_own_names(made, source)
+        if ready is None:
+            cls = own_network(made, example)
+            if cls.assumed_shape:
+                log.info("%s is tried with one input of %s; example=(C, H, W) says another", name, "x".join(map(str, cls.image_shape)))
+            found = adopted(source, cls, match=match, convention=told[0], spatial=told[1])
+            ready = load(found).state_dict()
+            for note in found.adopted.notes:
+                log.warning("%s: %s", place, note)
         _check(ready, made, place)
-        for note in found.adopted.notes:
-            log.warning("%s: %s", place, note)
     return _filled(made, ready)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from darknet_file import CFG
 from PIL import Image
 from roundtrips import built
 
@@ -201,20 +202,6 @@ def test_a_mistake_gets_a_message_and_an_exit_code(
     assert [path.name for path in ours.parent.iterdir()] == [ours.name]
 
 
-CFG = """[net]
-width=16
-height=16
-channels=3
-[convolutional]
-filters=7
-size=1
-activation=linear
-[yolo]
-mask=0
-anchors=8,8
-classes=2
-num=1
-"""
 OWN = """
 from torch import nn
 

@@ -7,24 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from darknet_file import CFG
 from PIL import Image
 
 from zoo.commands.app import main
-
-CFG = """[net]
-width=16
-height=16
-channels=3
-[convolutional]
-filters=7
-size=1
-activation=linear
-[yolo]
-mask=0
-anchors=8,8
-classes=2
-num=1
-"""
 
 
 @pytest.fixture

@@ -50,6 +50,12 @@ def stopping(after: int) -> Callable[..., Any]:
     return watched
 
 
+def stopping_second(after: int) -> Callable[..., Any]:
+    """Let the first job end, and interrupt the second after so many steps."""
+    ways = iter((watching.watched, stopping(after)))
+    return lambda *args, **how: next(ways)(*args, **how)
+
+
 def test_a_picture_is_dreamed_by_the_network_and_settings_that_are_named(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dream", "sky.png", "-o", "dream.png", "--seed", "3", *QUICK, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"image": "sky.png", "dream": "dream.png", "network": "ResNet20"}]
@@ -93,15 +99,8 @@ def test_a_folder_of_dreams_resumes_with_the_pictures_that_are_left(
 ) -> None:
     picture(40, 36, seed=2).save(work / "sea.png")
     line = ["dream", "sky.png", "sea.png", "-o", "dreams", *QUICK]
-    whole, calls = watching.watched, 0
-
-    def second(*args: Any, **how: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return (whole if calls == 1 else stopping(1))(*args, **how)
-
     with monkeypatch.context() as patch:
-        patch.setattr(watching, "watched", second)
+        patch.setattr(watching, "watched", stopping_second(1))
         assert main(line) == 130
     assert sorted(place.name for place in (work / "dreams").iterdir()) == [".dreaming", "sea.png.unfinished", "sky.png"]
     os.utime(work / "dreams" / "sky.png", (1, 1))
@@ -130,15 +129,8 @@ def test_a_film_resumes_behind_its_last_frame(work: Path, monkeypatch: pytest.Mo
 
 def test_a_picture_with_a_film_resumes_with_the_film(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = ["dream", "sky.png", "-o", "dream.png", "--video", "film.gif", "--frames", "3", *QUICK]
-    whole, calls = watching.watched, 0
-
-    def second(*args: Any, **how: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return (whole if calls == 1 else stopping(0))(*args, **how)
-
     with monkeypatch.context() as patch:
-        patch.setattr(watching, "watched", second)
+        patch.setattr(watching, "watched", stopping_second(0))
         assert main(line) == 130
     os.utime(work / "dream.png", (1, 1))
     assert main(line) == 0

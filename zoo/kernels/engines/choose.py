@@ -46,7 +46,7 @@ def candidates(
         dtype: to compute in where the processor has it: torch.float32, torch.bfloat16 or torch.float16.
         output: what the network returns for the example, if that is known already.
         apart: tells whether the batch may be computed in parts of so many images (`passes.apart`); None if it may not.
-        compiler: let torch.compile compete, which takes half a minute to build.
+        compiler: let PyTorch's compiler compete, which takes half a minute to build.
 
     Returns:
         The most promising first; "eager" last.
@@ -108,7 +108,7 @@ def choose(
         progress: is told, in a few words, what is being done.
         budget: seconds to spend on timing, about; up to twice as many for `FEWEST_ROUNDS`.
         apart: tells whether the batch may be computed in parts, see `candidates`.
-        compiler: let torch.compile compete.
+        compiler: let PyTorch's compiler compete.
 
     Raises:
         Untraceable: the network gives another answer for the same input in the next call.

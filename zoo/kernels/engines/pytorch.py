@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.compilation.forking import compiling
+from zoo.kernels.compilation.inductor import function_compiled
 from zoo.kernels.engines.export import Form, recast
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -38,13 +37,13 @@ def build(network: nn.Module, example: tuple[Tensor, ...], form: Form, dtype: to
         example: inputs to follow through the network.
         form: of what the network returns.
         dtype: to compute in; see `precision`.
-        compiler: let torch.compile make it faster, which takes about half a minute and a C++ compiler.
+        compiler: let PyTorch's compiler make it faster, which takes about half a minute and a C++ compiler.
 
     Returns:
         What takes the network's inputs and returns its output. Folding is done in float32, whatever `dtype` is.
 
     Raises:
-        Exception: whatever torch.compile stumbles over.
+        Exception: whatever PyTorch's compiler stumbles over.
     """
     twin = recast(fold(network, example), dtype, _channels_last)
 
@@ -56,25 +55,13 @@ def build(network: nn.Module, example: tuple[Tensor, ...], form: Form, dtype: to
         made = made.contiguous() if compiler and made.dim() != 4 else made  # what is compiled is for one layout
         return made.clone() if made is tensor else made  # the network may write into it, and hand it on
 
-    run: Callable[..., Any] = _compiled(answers, tuple(map(own, example))) if compiler else answers
+    run: Callable[..., Any] = function_compiled(answers, tuple(map(own, example))) if compiler else answers
 
     def call(*given: Tensor) -> Any:
         with torch.no_grad():
             return form.build(list(run(*map(own, given))))
 
     return call
-
-
-def _compiled(answers: Callable[..., list[Tensor]], example: tuple[Tensor, ...]) -> Callable[..., Any]:
-    """Compile what a function computes for inputs of these shapes, without a look at the state of the process in any later call."""
-    from torch._inductor import compile as inductor
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    with torch.no_grad(), warnings.catch_warnings(), compiling():
-        warnings.simplefilter("ignore")  # the compiler's, about itself
-        made: Any = inductor(make_fx(answers)(*example), list(example))
-        made(*example)  # what fails here fails in every call
-    return made
 
 
 def fold(network: nn.Module, example: tuple[Tensor, ...]) -> nn.Module:

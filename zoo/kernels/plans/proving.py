@@ -86,11 +86,10 @@ def checked(
             return plan, parity, notes
         culprits: list[tuple[Node, str]] = []
         if rest is None:
-            culprits, rest = _by_error(plan, decision, setting, batches[0])
-        if culprits:
-            rest = None
-        else:
-            rest = [one for one in rest or () if decision.chosen[one[0]].op != ATEN]
+            culprits, others = _by_error(plan, decision, setting, batches[0])
+            rest = None if culprits else others
+        if rest is not None:
+            rest = [one for one in rest if decision.chosen[one[0]].op != ATEN]  # a step may have failed meanwhile
             culprits, rest, count = rest[:count], rest[count:], 2 * count
         if not culprits:
             raise Unlike(f"its plan does not reproduce it: {parity}")

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from statistics import median
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,6 @@ from zoo.kernels.comparing.copies import channels_last, on_device, own_dtype, te
 from zoo.kernels.comparing.parity import Parity, Reference
 from zoo.kernels.comparing.precision import products
 from zoo.kernels.compilation.forking import compiling
-from zoo.kernels.compilation.own_code import with_own_code
 from zoo.kernels.measuring.timing import alternate, recording
 from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.kernels.plans.replayed import Replayed
@@ -174,6 +174,12 @@ def _fold(module: nn.Module, run: Callable[[], Any]) -> Any:
 
 def _given(leaf: Any, dtype: torch.dtype | None) -> Any:
     return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() and dtype is not None else leaf
+
+
+def with_own_code(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a function code of its own: the compiler counts how often it compiles the same, and stops at eight."""
+    function = cast(FunctionType, call)
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _buffer(tensor: Tensor, setting: Setting) -> Tensor:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from zoo.kernels.compilation.forking import compiling
+from zoo.kernels.compilation.inductor import function_compiled
 from zoo.kernels.errors import first_line
 from zoo.kernels.passes.aten import run_aten
 from zoo.kernels.passes.graph import Node
@@ -93,14 +92,7 @@ class Segment:
             return _compiled[key]
 
     def _compile(self, inputs: Sequence[Tensor]) -> Run:
-        from torch._inductor import compile as inductor
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        with torch.no_grad(), warnings.catch_warnings(), compiling():
-            warnings.simplefilter("ignore")  # the compiler's, about itself
-            graph = make_fx(lambda *given: list(self.plainly(*given)))(*inputs)
-            made: Any = inductor(graph, list(inputs))
-            made(*inputs)  # what fails here fails in every call
+        made = function_compiled(lambda *given: list(self.plainly(*given)), inputs)
         return lambda given: made(*given)
 
 

@@ -7,7 +7,6 @@ shapes and for what asks for a gradient; where something else comes, or no gradi
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from zoo.kernels.comparing.precision import casts_of
-from zoo.kernels.compilation.forking import compiling
+from zoo.kernels.compilation.inductor import graph_compiled
 from zoo.kernels.training.calls import arguments, plainly
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Beside, Bound, Step, bind, values_of
@@ -53,13 +52,9 @@ def inductor(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
     A compiled stretch has no second derivative.
     """
     from torch._functorch import config
-    from torch._inductor import compile as made
 
     config.donated_buffer = False  # for good: it is asked again on the way back, where another backward may follow
-    with warnings.catch_warnings(), compiling():
-        warnings.simplefilter("ignore")  # the compiler's, about itself
-        found: Any = made(graph, given)
-    return found
+    return graph_compiled(graph, given)
 
 
 @dataclass(frozen=True, slots=True)

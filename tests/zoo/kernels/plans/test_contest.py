@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.kernels.comparing.parity import Parity
-from zoo.kernels.compilation.own_code import with_own_code
 from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans import contest
-from zoo.kernels.plans.rival import _fold
+from zoo.kernels.plans.rival import _fold, with_own_code
 from zoo.kernels.reports.report import PlanReport, Row
 from zoo.kernels.tuning.choices import Choices
 from zoo.kernels.tuning.steps import Setting
