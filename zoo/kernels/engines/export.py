@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -194,26 +195,10 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep the exporter from printing graphs that fail to stdout, as it does since it forgets to call what it asks."""
-    name, had = "_jit_is_onnx_log_enabled", getattr(torch._C, "_jit_is_onnx_log_enabled", None)
-    if had is None:
+    """Keep the exporter from printing graphs that fail to stdout: it turns its log on, and leaves it on for the whole process."""
+    torch._C._jit_set_onnx_log_enabled(False)
+    with mock.patch.object(torch._C, "_jit_set_onnx_log_enabled"):
         yield
-        return
-    setattr(torch._C, name, _Disabled())
-    try:
-        yield
-    finally:
-        setattr(torch._C, name, had)
-
-
-class _Disabled:
-    """The answer no, called or not."""
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __call__(self) -> bool:
-        return False
 
 
 class _Flat(nn.Module):
