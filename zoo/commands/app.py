@@ -119,6 +119,22 @@ def _with_torch(called: Callable[..., object]) -> Callable[..., object]:
     return run
 
 
+def _with_options(called: Callable[..., object]) -> Callable[..., object]:
+    """Tell an error that names an argument of the call as one of the option's value, by what the option is called."""
+
+    @wraps(called)
+    def run(*args: Any, **kwargs: Any) -> object:
+        try:
+            return called(*args, **kwargs)
+        except ValueError as error:
+            argument = getattr(error, "argument", None)
+            if argument not in kwargs:
+                raise
+            raise typer.BadParameter(str(error), param_hint=f"--{argument.replace('_', '-')}") from None
+
+    return run
+
+
 def _with_files(called: Callable[..., object]) -> Callable[..., object]:
     """Let TAB complete files wherever a path is taken and nothing else is offered."""
     hints = get_type_hints(called, include_extras=True)
@@ -139,7 +155,7 @@ def command(name: str) -> Any:
     called = _with_files(getattr(import_module(f"zoo.commands.{file}"), function))
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
     register = single.command(name, rich_help_panel=group, epilog=f"Example: {EXAMPLES[name]}", context_settings=HELP)
-    register(_with_torch(called) if name in STARTS_TORCH else called)
+    register(_with_options(_with_torch(called) if name in STARTS_TORCH else called))
     return typer.main.get_command(single)
 
 

@@ -83,11 +83,13 @@ def dream(
     """
     from zoo.catalogue import model_class
     from zoo.commands.watching import watched
+    from zoo.dreaming.pictures import transparent
     from zoo.dreaming.run import dream as one_dream
     from zoo.dreaming.run import dream_video
-    from zoo.extraction.taps import UnknownTap
     from zoo.pretrained.trained import trained
 
+    for read in images if guide is None else [*images, guide]:
+        transparent(read)  # what is no picture is told before a network is fetched for it
     places = _places(images, output, video)
     model, tag, why = chosen(model, tag)
     settings: dict[str, Any] = {"at": at, "octaves": octaves, "scale": scale, "steps": steps, "rate": rate, "jitter": jitter}
@@ -118,8 +120,6 @@ def dream(
             film = dream_video(network, images[0], video, frames=frames, zoom=zoom, fps=fps, restart=restart, **settings, **shown)
             made.append({"image": str(images[0]), "film": str(film)})
         finished.end()
-    except UnknownTap as error:
-        raise typer.BadParameter(str(error), param_hint="--at") from None
     except KeyboardInterrupt:
         err.print("what was dreamed is kept: the same command resumes with it")
         raise

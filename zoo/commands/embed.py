@@ -90,7 +90,7 @@ def embed(
     from zoo.catalogue import model_class
     from zoo.commands.watching import watched
     from zoo.embedding.writing import WRITERS
-    from zoo.extraction.taps import UnknownTap
+    from zoo.images import open_source
     from zoo.pretrained.trained import trained
 
     for value, allowed, hint in ((decode, ("cpu", "gpu"), "--decode"), (engine, ("local", "ray"), "--engine"), (dtype, DTYPES, "--dtype")):
@@ -109,16 +109,15 @@ def embed(
     usual = model == USUAL and tag is None
     model, tag = named(model, tag)
     cls = model_class(model)
+    source, told = open_source(data), None if calibration is None else open_source(calibration)  # before a network is fetched for them
     with naming_what_is_here(usual):
         network = trained(cls, tag, progress=not quiet, weights_of=weights_of, **build_options(option, cls))
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": _dtype(dtype), "fast": fast, "decode": decode}
-    options |= {"calibration": calibration, "tolerance": None if tolerance is None else {"error": tolerance}}
+    options |= {"calibration": told, "tolerance": None if tolerance is None else {"error": tolerance}}
     options |= {"workers": workers, "dedupe": dedupe, "restart": restart, "engine": engine}
     options["progress"] = False if quiet else partial(watched, console=err)
     try:
-        report = embedding.embed(network, data, path, at or "embedding", **options)
-    except UnknownTap as error:
-        raise typer.BadParameter(str(error), param_hint="--at") from None
+        report = embedding.embed(network, source, path, at or "embedding", **options)
     except ValueError as error:
         if not (refused := getattr(error, "found", "")):  # of `NotCertified`, whose message speaks Python
             raise

@@ -145,6 +145,8 @@ def _explainers(
             options = {"most": QUICK} if "most" in one.options else {}
             found.append(Explainer(network, one.name, wanted, layer, top, batch_size, options=options))
         except CannotExplain as error:
+            if error.argument:  # no method would take it
+                raise
             refused.append(str(error))
     return found, refused
 
@@ -160,7 +162,7 @@ def _rows(
     try:
         return [[replace(each, name=one.name) for each in row] for row in explainer.each(read)]
     except CannotExplain as error:
-        if not every:
+        if not every or error.argument:
             raise
         refused.append(str(error))
         explainers.remove(explainer)

@@ -81,7 +81,7 @@ class Film:
                         f"'{self.folder}' holds frames of a dream with other settings; restart=True throws them away, or name another film"
                     )
                 shutil.rmtree(self.folder)
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         if restart:
             for place in self.folder.glob("*.png"):
                 place.unlink()

@@ -31,7 +31,15 @@ Rule = Callable[[fx.Node, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class CannotExplain(ValueError):
-    """A method has no definition for this network, target or tap; the message names what it has none for, and what to do."""
+    """A method has no definition for this network, target or tap; the message names what it has none for, and what to do.
+
+    Attributes:
+        argument: of the call, where its value is wrong whatever the network's other answers are: "method" or "target"; else None.
+    """
+
+    def __init__(self, message: str, argument: str | None = None) -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def find_method(name: str) -> Method:
     """
     found = {_plain(key): one for key, one in METHODS.items()}.get(_plain(name))
     if found is None:
-        raise CannotExplain(f"there is no method {name!r}{did_you_mean(name, METHODS)}; there are {', '.join(METHODS)}")
+        raise CannotExplain(f"there is no method {name!r}{did_you_mean(name, METHODS)}; there are {', '.join(METHODS)}", "method")
     return found
 
 

@@ -97,7 +97,7 @@ def _one(wanted: Any, names: Sequence[Label], classes: int) -> Target:
         raise TypeError(f"a target is a class's index, name or WordNet id, a pair of these, or an embedding, not {wanted!r:.60}")
     number = int(index())
     if not 0 <= number < classes:
-        raise CannotExplain(f"there is no class {number}; the network has {classes}, 0 to {classes - 1}")
+        raise CannotExplain(f"there is no class {number}; the network has {classes}, 0 to {classes - 1}", "target")
     return single(number, names)
 
 
@@ -111,14 +111,16 @@ def _named(wanted: str, names: Sequence[Label], classes: int) -> Target:
     if wanted.isdecimal():
         return _one(int(wanted), names, classes)
     if not names:
-        raise CannotExplain(f"this network's classes have no names, so there is no {wanted!r}; give the index, 0 to {classes - 1}")
+        raise CannotExplain(
+            f"this network's classes have no names, so there is no {wanted!r}; give the index, 0 to {classes - 1}", "target"
+        )
     try:
         found = origin(wanted.strip(), tuple(names))
     except AmbiguousClass as error:
-        raise CannotExplain(str(error)) from None
+        raise CannotExplain(str(error), "target") from None
     if not found.rows:
         near = did_you_mean(wanted, [label.name for label in names], count=3)
-        raise CannotExplain(f"the network has no class {wanted!r}{near}; names, WordNet ids and indices are taken")
+        raise CannotExplain(f"the network has no class {wanted!r}{near}; names, WordNet ids and indices are taken", "target")
     if len(found.rows) == 1:
         return single(found.rows[0], names)
     share = 1 / len(found.rows)

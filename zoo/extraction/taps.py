@@ -25,7 +25,13 @@ _tracing = threading.Lock()  # torch.fx patches nn.Module for the whole process 
 
 
 class UnknownTap(ValueError):
-    """A network has no place of this name to take features from; the message names the nearest, and what kinds there are."""
+    """A network has no place of this name to take features from; the message names the nearest, and what kinds there are.
+
+    Attributes:
+        argument: of the call, that names the place.
+    """
+
+    argument = "at"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from zoo.images.decoding import decode
 from zoo.images.opening import open_source
 from zoo.images.preprocess import preprocess
 from zoo.images.preprocessed import check_preprocessed
+from zoo.images.source import Source
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,9 +25,9 @@ MOST = 1000
 
 def pictures(given: Any) -> Any:
     """Return the pictures of a folder or another source that `open_source` reads; whatever else is given is returned as it is."""
-    if not isinstance(given, str | os.PathLike):
+    if not isinstance(given, str | os.PathLike | Source):
         return given
-    source = open_source(given)
+    source = given if isinstance(given, Source) else open_source(given)
     step = max(1, -(-len(source) // MOST))
     found: list[Image] = [decode(source.read(index), source[index].key) for index in range(0, len(source), step)]
     return found

@@ -187,3 +187,8 @@ def test_a_process_that_is_ended_resumes_with_the_bytes_of_one_that_was_not(how:
     assert "resumed: " in again.stderr
     subprocess.run([*line, "-o", "whole.png"], cwd=work, env=env, check=True)
     assert (work / "dream.png").read_bytes() == (work / "whole.png").read_bytes()
+
+
+def test_a_folder_of_frames_is_made_with_the_folders_above_it(work: Path) -> None:
+    assert main(["dream", "sky.png", "--video", "films/sky", "--frames", "2", *QUICK]) == 0
+    assert sorted(place.name for place in (work / "films" / "sky").iterdir()) == ["00000.png", "00001.png"]

@@ -64,9 +64,11 @@ def test_a_picture_that_cannot_be_read_spoils_no_other(photo: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--method", "gradcan"], 1, "there is no method 'gradcan'; did you mean gradcam"),
-        (["--target", "catt"], 1, "the network has no class 'catt'"),
-        (["--at", "layer9"], 1, "ResNet20 has no tap 'layer9'"),
+        (["--method", "gradcan"], 2, "there is no method 'gradcan'; did you mean gradcam"),
+        (["--target", "catt"], 2, "the network has no class 'catt'"),
+        (["--target", "catt", "--all"], 2, "the network has no class 'catt'"),
+        (["--target", "10"], 2, "there is no class 10; the network has 10, 0 to 9"),
+        (["--at", "layer9"], 2, "ResNet20 has no tap 'layer9'"),
         (["--method", "attention-rollout"], 1, "attention rollout is not defined for this ResNet20"),
         (["--target", "cat", "--top", "2"], 2, "give one of them"),
         (["--all", "--measure"], 2, "--all takes all methods"),
