@@ -91,5 +91,5 @@ def correlation_only(convention: str | None, what: str) -> None:
     if convention == "convolution":
         raise ConvertError(
             f"{what} computes cross-correlation in every layer, so kernels of true convolution are not written for it; "
-            "leave --to-convention out"
+            "leave to_convention='convolution' out"
         )

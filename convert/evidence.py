@@ -178,8 +178,8 @@ def decide(
             break
     if not tests:
         raise Undecided(
-            f"nothing tells {', '.join(candidates)} apart: give zoo convert --reference outputs.npz, or --images FOLDER with photographs, "
-            "labelled ones if there are, or say it with --kernel-convention and --spatial."
+            f"nothing tells {', '.join(candidates)} apart: give reference=outputs.npz, or images=FOLDER with photographs, "
+            "labelled ones if there are, or say it with kernel_convention= and spatial=."
         )
     said = "; ".join(weak)
     raise Undecided(

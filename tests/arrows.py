@@ -387,7 +387,6 @@ LAW: dict[str, set[str]] = {
         "zoo.dreaming",
         "zoo.embedding",
         "zoo.explanation",
-        "zoo.extraction",
         "zoo.finetuning",
         "zoo.images",
         "zoo.networks",

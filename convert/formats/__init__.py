@@ -106,5 +106,5 @@ def for_writing(path: Path, format: str = "auto") -> ModuleType:
     )
     if best is None:
         known = ", ".join(f"{' '.join(module.SUFFIXES)} ({name})" for name, module in writers.items())
-        raise ConvertError(f"{path.name}: no format is written with this ending; there are {known}. --to names one.")
+        raise ConvertError(f"{path.name}: no format is written with this ending; there are {known}. to=FORMAT names one.")
     return best[1]

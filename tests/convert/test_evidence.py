@@ -167,7 +167,7 @@ def test_candidates_that_compute_the_same_are_refused_with_all_numbers() -> None
 
 
 def test_without_any_evidence_it_says_what_to_give(calibrated: nn.Module) -> None:
-    with pytest.raises(Undecided, match=r"--reference outputs\.npz"):
+    with pytest.raises(Undecided, match=r"reference=outputs\.npz"):
         decide(candidates(calibrated))
     with pytest.raises(ValueError, match="no candidate"):
         decide({})

@@ -183,6 +183,6 @@ def test_real_files_of_known_networks_are_recognised(real: Path, file: str, netw
 @pytest.mark.real
 def test_a_network_without_its_classifier_is_recognised_and_a_foreign_one_is_not(real: Path) -> None:
     assert chosen(real / "real" / "keras" / "mobilenet_2_5_224_tf_no_top.h5", None) is zoo.MobileNetV1_025
-    with pytest.raises(ConvertError, match="Name it with --model"):
+    with pytest.raises(ConvertError, match="Name it: model=NAME, or model=mymodule:Class"):
         chosen(real / "real" / "jld2" / "unkdeve_lenet.jld2", None)
     assert chosen(real / "real" / "jld2" / "unkdeve_lenet.jld2", "VGG19") is zoo.VGG19

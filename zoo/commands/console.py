@@ -288,10 +288,12 @@ def in_shell_words(text: str, command: Any) -> str:
     options = {parameter.name: parameter for parameter in command.params if any(one.startswith("--") for one in parameter.opts)}
 
     def shell(match: re.Match[str]) -> str:
-        option, value = options.get(match[1]), match[2].strip("'\"")
+        option, value = options.get(match[1]), (match[2] or "").strip("'\"")
         if option is None:
             return match[0]
         yes, no = (next((one for one in words if one.startswith("--")), "") for words in (option.opts, option.secondary_opts))
+        if not value:  # `size=` alone
+            return yes
         if value in ("True", "False"):
             return ((yes if value == "True" else no) if option.is_flag else "") or match[0]
         return f"{yes} {value}"
@@ -299,7 +301,7 @@ def in_shell_words(text: str, command: Any) -> str:
     text = re.sub(rf"\b{command.name}\(\)", f"zoo {command.name}", text)
     if "--weights" in [one for parameter in command.params for one in parameter.opts]:
         text = re.sub(r"\btrained\((\w+), FILE\)", r"--model \1 --weights FILE", text)
-    return re.sub(r"(?<![\w.-])([a-z_]+)=('[^']*'|\"[^\"]*\"|-?[\w.+-]*\w)", shell, text)
+    return re.sub(r"(?<![\w.-])([a-z_]+)=('[^']*'|\"[^\"]*\"|-?[\w.+-]*\w|(?=[\s,;.)]|$))", shell, text)
 
 
 def numbers(text: str | None, option: str) -> tuple[float, ...] | None:

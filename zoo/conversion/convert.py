@@ -41,7 +41,7 @@ from zoo.conversion.proof_images import Pictures
 from zoo.conversion.result import Conversion, metadata, not_proven
 from zoo.networks.model import Model
 
-UNSAID = "how its images are prepared is not known and was not compared; --channel-order, --mean, --std and --size note it"
+UNSAID = "how its images are prepared is not known and was not compared; give channel order, mean, std and size to note it"
 """Of a network of the user's own for images in colour, of which nobody said it."""
 
 
@@ -139,7 +139,7 @@ def convert(
     sidecars = getattr(writer, "SIDECARS", ())
     if taken := [path for path in map(destination.with_suffix, sidecars) if path.exists() and not replace]:
         raise FileExistsError(
-            f"{taken[0]} is there already, and {destination.name} needs one of its own; --replace puts the new one in its place"
+            f"{taken[0]} is there already, and {destination.name} needs one of its own; replace=True puts the new one in its place"
         )
     pictures = Pictures.of(images, None if reference is None else _reference(reference, isolated))
     progress(f"opening {source.name}")
@@ -229,7 +229,9 @@ def _opened(source: Path, format: str, isolated: bool, weights_of: str | None) -
         return sandbox.read(source, format, isolated=isolated, weights_of=weights_of)
     except MalformedFile as error:
         if format != "auto" and (found := _sniffed(source)) not in ("", format):
-            raise MalformedFile(f"{source} is no file of the format {format}; its content is of {found}. Leave --from out") from error
+            raise MalformedFile(
+                f"{source} is no file of the format {format}; its content is of {found}. Leave framework={format!r} out"
+            ) from error
         raise
 
 
@@ -411,7 +413,7 @@ def _temporary(destination: Path, sidecars: Sequence[str] = (), replace: bool = 
 
 def _refuse_existing(places: Sequence[Path]) -> None:
     if there := [place for place in places if place.exists()]:
-        raise FileExistsError(f"{there[0]} is there already; --replace puts the new one in its place")
+        raise FileExistsError(f"{there[0]} is there already; replace=True puts the new one in its place")
 
 
 def _move(moved: Sequence[tuple[Path, Path]], folder: Path) -> None:

@@ -243,7 +243,8 @@ def _convention_of(written: Source, wanted: Convention | None) -> Convention | N
         return wanted or "correlation"
     if wanted is not None and written.conventions and wanted not in written.conventions:
         raise ConvertError(
-            f"every reader takes kernels in a {written.format} file for those of {written.conventions.pop()}: leave --to-convention out"
+            f"every reader takes kernels in a {written.format} file for those of {written.conventions.pop()}: "
+            f"leave to_convention={wanted!r} out"
         )
     return None
 
@@ -299,7 +300,7 @@ def naming_for(format: str, to_naming: str, model: type[Model], network: Model) 
         if to_naming not in names.NAMINGS:
             raise ConvertError(f"no naming {to_naming!r}; there are {', '.join(names.NAMINGS)}")
         if not names.rows(to_naming, model, shapes):
-            raise ConvertError(f"the naming {to_naming} has no {model.__name__}; --to names another, or a format")
+            raise ConvertError(f"the naming {to_naming} has no {model.__name__}; to=NAME names another, or a format")
         return to_naming
     usual = DEFAULT_NAMING.get(format, "torchvision")
     rows, state = names.rows(usual, model, shapes), network.state_dict()

@@ -69,7 +69,7 @@ def chosen(path: Path, model: str | None, format: str = "auto", weights_of: str 
     raise ConvertError(
         f"{path} does not say which network it is of. "
         + (f"Likest by its shapes: {shown}. " if shown else "No network here has tensors of such shapes. ")
-        + "Name it with --model; --model mymodule:Class names a network of your own."
+        + "Name it: model=NAME, or model=mymodule:Class for a network of your own."
     )
 
 

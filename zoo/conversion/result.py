@@ -109,11 +109,11 @@ def not_proven(made: Conversion) -> NotProven:
     against = next((one for one in made.certificate.evidence if one.contradicts), None)
     why = "the network does not compute what the file's does."
     if against is not None and against.kind == "destination outputs":
-        why = f"{made.destination.name} does not compute what the network does; write another format, or --unproven writes it all the same."
+        why = f"{made.destination.name} does not compute what the network does; write another format, or unproven=True writes this one."
     if made.diagnosis is None and against is None:
         why = (
-            "nothing proved that the network computes what the file's does: give --reference, what the network computed at home, for "
-            "labelled images prove nothing alone; or leave --require-proof out."
+            "nothing proved that the network computes what the file's does: give reference=FILE, what the network computed at home, for "
+            "labelled images prove nothing alone; or leave require_proof=True out."
         )
     error = NotProven(f"{made.source.path} was not converted: {why}\n{made.certificate}{cause}")
     error.conversion = made

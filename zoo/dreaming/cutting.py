@@ -112,7 +112,8 @@ def cut(model: nn.Module, at: str | Sequence[str] | None, preprocessing: Preproc
         ValueError: it is no network of pictures, has no numbers, or is no network of the zoo and no layer was named.
     """
     if not isinstance(model, nn.Module):
-        shown = f"the class {model.__name__}: build it first" if isinstance(model, type) else repr(model)
+        shown = f"the class {model.__name__}: build it first" if isinstance(model, type) else f"{model!r:.60}"
+        shown += f'; trained("{model}") builds it' if isinstance(model, str) else ""
         raise TypeError(f"dream() takes a network, trained(GoogLeNet), not {shown}")
     network = plain(model)
     if isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):

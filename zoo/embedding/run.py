@@ -27,11 +27,12 @@ from zoo.images.kinds import kind_of_names
 from zoo.networks.fingerprint import state_digest
 from zoo.networks.model import Model
 from zoo.pretrained.run_folder import place_of
+from zoo.pretrained.trained import trained
 
 
 @forgiving
 def embed(
-    model: Model,
+    model: Model | str,
     data: str | os.PathLike[str] | Source,
     out: str | os.PathLike[str],
     at: str | Sequence[str] = "embedding",
@@ -57,7 +58,7 @@ def embed(
     is therefore another job. Images that can't be used have no row; the report and a file beside the output list them.
 
     Args:
-        model: what `trained` returns; it is neither moved nor changed.
+        model: what `trained` returns, which is neither moved nor changed; or the name of a checkpoint, "resnet50:imagenet1k_v1".
         data: the images, as `zoo.images.open_source` takes them, or what it returns.
         out: a .parquet, .npy (one tap; its rows' keys are in .npy.index.jsonl beside it) or .safetensors file; with Ray a folder.
         at: taps as `features` takes them; each is a column. A map becomes the mean over its positions.
@@ -92,6 +93,8 @@ def embed(
     begun = time.monotonic()
     show = show_of(progress)
     source = data if isinstance(data, Source) else open_source(data)
+    if isinstance(model, str):
+        model = trained(model)
     if engine not in ("local", "ray"):
         raise ValueError(f'the engine is "local" or "ray", got {engine!r}')
     where = _device(device, engine)

@@ -285,6 +285,7 @@ def _network(model: Any, function: str) -> Model:
     network = plain(model) if isinstance(model, nn.Module) else model
     if not isinstance(network, Model):
         shown = f"the class {model.__name__}: build it first" if isinstance(model, type) else f"a {type(model).__name__}"
+        shown = f'{model!r}; trained("{model}") builds it' if isinstance(model, str) else shown
         todo = "; of a module of your own, module.get_submodule(NAME).register_forward_hook(...) gives a layer's output"
         own = todo if isinstance(model, nn.Module) else ""
         raise TypeError(f"{function}() takes a network of the zoo, such as trained(ResNet50), not {shown}{own}")

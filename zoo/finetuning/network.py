@@ -13,6 +13,7 @@ import torch
 
 import weights
 from weights import Checkpoint, Preprocessing, WeightsMismatch
+from zoo.catalogue import model_class
 from zoo.finetuning.augment import steps_for
 from zoo.finetuning.chance import seed_of
 from zoo.finetuning.settings import Settings
@@ -21,6 +22,7 @@ from zoo.labels import Label
 from zoo.labels import labels as labels_named
 from zoo.networks.model import Model
 from zoo.pretrained.heads import replace_head
+from zoo.pretrained.names import named as name_and_weights
 from zoo.pretrained.trained import trained
 
 IMAGENET = Preprocessing(256, 224, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -48,7 +50,7 @@ class Subject:
 
 
 def subject(
-    model: type[Model] | Model,
+    model: type[Model] | Model | str,
     classes: Sequence[str],
     settings: Settings,
     *,
@@ -63,7 +65,7 @@ def subject(
     if the number fits.
 
     Args:
-        model: a class, or a network of one.
+        model: a class or its name, or a network of one.
         classes: the data's, sorted.
         settings: the seed, and the images' size.
         named: the weights, as `trained` takes them.
@@ -76,6 +78,8 @@ def subject(
         TypeError: `model` is no network.
         WeightsError: as `trained` raises.
     """
+    if isinstance(model, str):
+        model, named = class_named(model, named)
     if inspect.isclass(model) and issubclass(model, Model):
         if settings.size is not None and "image_size" in inspect.signature(model).parameters:
             options = {"image_size": settings.size, **options}
@@ -108,6 +112,12 @@ def subject(
     _check_rebuilt(network, told)
     began = None if base is None else {"name": f"{base.model}:{base.tag}", "sha256": base.sha256, "license": base.license}
     return Subject(network, ordered or list(classes), steps, told, began, not kept and base is not None)
+
+
+def class_named(model: str, named: Any = None) -> tuple[type[Model], Any]:
+    """Return the class of a name, "resnet50:imagenet1k_v1", and the weights that the name or `named` tells; raises UnknownWeights."""
+    name, told = name_and_weights(model, named)
+    return model_class(name), told
 
 
 def rebuilt(model: type[Model], facts: Mapping[str, Any]) -> Model:

@@ -63,7 +63,7 @@ class Rates:
 
 @forgiving
 def find_rate(
-    model: type[Model] | Model,
+    model: type[Model] | Model | str,
     data: str | os.PathLike[str] | Source,
     *,
     val: str | os.PathLike[str] | Source | None = None,

@@ -28,7 +28,7 @@ from zoo.finetuning.batches import Batches, Unreadable, in_memory
 from zoo.finetuning.distributed import World, world
 from zoo.finetuning.loop import Trainer, channels_last
 from zoo.finetuning.metrics import Metrics
-from zoo.finetuning.network import Subject, rebuilt, subject
+from zoo.finetuning.network import Subject, class_named, rebuilt, subject
 from zoo.finetuning.plan import plan_of
 from zoo.finetuning.progress import Show, show_of
 from zoo.finetuning.settings import Settings
@@ -102,7 +102,7 @@ class _Ready:
 
 @forgiving
 def finetune(
-    model: type[Model] | Model | None = None,
+    model: type[Model] | Model | str | None = None,
     data: str | os.PathLike[str] | Source | None = None,
     out: str | os.PathLike[str] = "runs/finetune",
     *,
@@ -121,7 +121,8 @@ def finetune(
     Under torchrun all processes call it with the same arguments; the first one writes.
 
     Args:
-        model: a class, which gets its default weights and a head for the data's classes, or a network, which is copied.
+        model: a class or its name, "mobilenetv2", which gets its default weights and a head for the data's classes; or a network, which
+            is copied.
         data: what `zoo.images.open_source` takes: a folder with a folder of images a class, tar shards, Parquet files; or a folder of
             these named train and val (valid, validation, test). Without images to measure on, a share of each class is set aside.
         out: the run's folder.
@@ -281,6 +282,8 @@ def _again(model: Any, data: Any, folder: Path, val: Any, changed: Mapping[str, 
     if frozen:
         raise ValueError(f"a resumed run keeps its {', '.join(frozen)}; it may change {', '.join(CHANGEABLE)}")
     settings = Settings.of({**facts["settings"], **changed})
+    if isinstance(model, str):
+        model, _ = class_named(model)
     cls = model if isinstance(model, type) else type(model) if model is not None else CATALOGUE.get(facts["model"])
     if cls is None:
         raise ValueError(f"{facts['model']} is no network of the catalogue: give its class too, finetune({facts['model']}, resume=True, …)")

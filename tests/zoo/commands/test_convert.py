@@ -149,7 +149,7 @@ def test_convert_asks_for_the_network_where_it_is_not_clear(run: Run, tmp_path: 
     safetensors.save({"a.weight": torch.zeros(3, 3)}, tmp_path / "a.safetensors")
     code, _, err = run("convert", tmp_path / "a.safetensors", tmp_path / "b.npz")
     assert code == 1
-    assert "Name it with --model" in err
+    assert "Name it: --model NAME, or --model mymodule:Class for" in err
     code, _, err = run("convert", tmp_path / "a.safetensors", tmp_path / "b.npz", "--model", "ResNet20")
     assert code == 1
     assert "conv1.weight, 16x3x3x3" in err

@@ -48,6 +48,9 @@ def test_a_picture_that_is_drawn_has_one_name_in_all_commands() -> None:
     [
         ("embed", "restart=True computes it anew, or fast=False", "--restart computes it anew, or --no-fast"),
         ("embed", "take batch_size=8 or dtype='float32'", "take --batch-size 8 or --dtype float32"),
+        ("convert", "say it with kernel_convention= and spatial=.", "say it with --kernel-convention and --spatial."),
+        ("convert", "model=mymodule:Class, or framework='keras'", "--model mymodule:Class, or --from keras"),
+        ("search", "say which with --at (at=…)", "say which with --at (at=…)"),
         ("finetune", "Try lr=0.0001, clip=1", "Try --lr 0.0001, --clip 1"),
         ("embed", "embed() needs preprocessing that crops", "zoo embed needs preprocessing that crops"),
         ("embed", "colour=3 and x.strict=True and strict=False stay", "colour=3 and x.strict=True and strict=False stay"),

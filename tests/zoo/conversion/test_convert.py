@@ -339,7 +339,7 @@ def test_a_scale_that_keras_has_no_place_for_is_folded_and_reads_back_as_the_sam
 
 
 def test_an_ending_that_no_format_has_lists_those_that_there_are(ours: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConvertError, match=r"b\.dat(.|\n)*\.safetensors(.|\n)*--to"):
+    with pytest.raises(ConvertError, match=r"b\.dat(.|\n)*\.safetensors(.|\n)*to=FORMAT"):
         convert(ours, tmp_path / "b.dat", ResNet20)
 
 
@@ -396,7 +396,7 @@ def test_match_derives_a_mapping_from_shapes(network: Model, tmp_path: Path) -> 
 
 def test_a_file_that_is_there_stays_unless_forced(ours: Path, network: Model, tmp_path: Path) -> None:
     (tmp_path / "b.safetensors").write_bytes(b"precious")
-    with pytest.raises(FileExistsError, match="--replace"):
+    with pytest.raises(FileExistsError, match="replace=True puts the new one"):
         convert(ours, tmp_path / "b.safetensors", ResNet20)
     assert (tmp_path / "b.safetensors").read_bytes() == b"precious"
     convert(ours, tmp_path / "b.safetensors", ResNet20, replace=True)

@@ -50,7 +50,7 @@ class Deadly(Folder):
 PLAIN: dict[str, Any] = {"fast": False, "workers": 0, "batch_size": 16, "progress": False}
 
 
-def run(model: Model, source: Any, out: Path, **options: Any) -> Report:
+def run(model: Model | str, source: Any, out: Path, **options: Any) -> Report:
     return embed(model, source, out, **{**PLAIN, **options})
 
 
@@ -73,6 +73,12 @@ def test_every_image_has_the_vector_that_features_gives_of_the_models_own_prepro
     assert (report.rows, report.computed, report.resumed, report.unreadable) == (120, 120, 0, [])
     assert report.widths == {"layer1": 16, "embedding": 64}
     assert list(tmp_path.iterdir()) == [tmp_path / "o.parquet"]
+
+
+def test_a_checkpoints_name_is_its_network(network: Model, photos: Path, tmp_path: Path) -> None:
+    run("resnet20:cifar10", photos, tmp_path / "named.npy")
+    run(network, photos, tmp_path / "built.npy")
+    assert (tmp_path / "named.npy").read_bytes() == (tmp_path / "built.npy").read_bytes()
 
 
 def test_what_shows_a_jobs_images_is_the_callers(network: Model, photos: Path, tmp_path: Path) -> None:

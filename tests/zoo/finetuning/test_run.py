@@ -267,6 +267,8 @@ def test_an_instance_is_copied_and_one_that_nobody_could_build_again_is_refused(
     with pytest.raises(ValueError, match="weights, from_scratch and options go with a network's class"):
         finetune(Tiny(), photos, tmp_path / "y", from_scratch=True)
     with pytest.raises(TypeError, match="takes a network or its class"):
+        finetune(3, photos, tmp_path / "y")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UnknownWeights, match="no network 'Tiny'"):
         finetune("Tiny", photos, tmp_path / "y")
     with pytest.raises(ValueError, match="from_scratch takes no weights"):
         finetune(Tiny, photos, tmp_path / "y", from_scratch=True, weights="cifar10")
@@ -499,3 +501,15 @@ def test_the_callers_random_numbers_stay(photos: Path, tmp_path: Path) -> None:
     state = torch.random.get_rng_state()
     run(photos, tmp_path / "x", steps=1)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_networks_name_is_its_class_and_its_weights(photos: Path, tmp_path: Path) -> None:
+    made = finetune("resnet20:cifar10", photos, tmp_path / "x", steps=1, batch_size=12)
+    facts = json.loads((tmp_path / "x" / "settings.json").read_text())
+    assert type(made.model).__name__ == facts["model"] == "ResNet20"
+    assert facts["base"]["name"] == "ResNet20:cifar10"
+    with pytest.raises(ValueError, match="is a run of ResNet20, not of ResNet32"):
+        finetune("resnet32", photos, tmp_path / "x", resume=True)
+    again = finetune("resnet20", photos, tmp_path / "x", resume=True)
+    assert again.metrics is not None
+    assert again.metrics.loss == made.metrics.loss  # pyright: ignore[reportOptionalMemberAccess]

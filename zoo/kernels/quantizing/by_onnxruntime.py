@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import tempfile
 import warnings
 from pathlib import Path
@@ -51,8 +52,16 @@ def quantize(network: nn.Module, images: Tensor, form: Form) -> tuple[bytes, tup
                 per_channel=True,
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
+                reduce_range=saturates(),
             )
         return made.read_bytes(), exported.outputs
+
+
+def saturates() -> bool:
+    """Tell whether this processor adds two products of bytes in 16 bits, which overflow unless weights have 7 bits: x86 without VNNI."""
+    from zoo.kernels.quantizing.quantized import narrow_kinds
+
+    return platform.machine().lower() in ("x86_64", "amd64") and "int8" not in narrow_kinds()
 
 
 class _Reader:

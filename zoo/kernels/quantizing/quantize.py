@@ -134,7 +134,8 @@ def _candidates(
     try:
         say("quantising by onnxruntime")
         graph, outputs = by_onnxruntime.quantize(network, images.calibration, form)
-        by = f"onnxruntime {version_of('onnxruntime')}, static, per channel"
+        seven = ", weights in 7 bits" if by_onnxruntime.saturates() else ""
+        by = f"onnxruntime {version_of('onnxruntime')}, static, per channel{seven}"
         yield _certified("onnxruntime", graph, b"", outputs, "float32", by, images, form, reference, tolerance)
     except Exception as error:
         failed["onnxruntime"] = first_line(error)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.copies import groups
@@ -22,8 +20,9 @@ from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.training import shared
 from zoo.kernels.training.chains import steps_of, without_any
 from zoo.kernels.training.recompute import WORTH, Remade, remade
-from zoo.kernels.training.record import Recording, name_of
+from zoo.kernels.training.record import Recording
 from zoo.kernels.training.replay import Beside, Chain, Key, Replay, Step, Without, bind
+from zoo.kernels.training.undrawn import Undrawn
 
 DRAWS = 4
 """Sets of images that are tried before a network's rounding is believed to be worse: one set's errors scatter by more than a tenth."""
@@ -87,7 +86,7 @@ class Check:
     def verdict(self) -> Verdict:
         """Compare; Untraceable where even without chains the replay is wrong."""
         verdict = Verdict()
-        with _Calm(), shared.alone(), products(tf32=False), torch.enable_grad(), casts_of(self.device):
+        with Undrawn(), shared.alone(), products(tf32=False), torch.enable_grad(), casts_of(self.device):
             wrong = ""
             ratios, verdict.without = self._chains()
             suspects = sorted(ratios, key=lambda key: -ratios[key])
@@ -149,7 +148,7 @@ class Check:
 
     def compared(self, replay: Replay) -> tuple[dict[str, Parity], str]:
         """Compare a replay as `verdict` compares the whole; return the errors by kind, and what is wrong, "" where nothing is."""
-        with _Calm(), shared.alone(), products(tf32=False), torch.enable_grad(), casts_of(self.device):
+        with Undrawn(), shared.alone(), products(tf32=False), torch.enable_grad(), casts_of(self.device):
             return self._errors(replay, beside=True)
 
     def _errors(self, replay: Replay, beside: bool) -> tuple[dict[str, Parity], str]:
@@ -354,48 +353,3 @@ def _logs(got: list[Tensor], right: list[Tensor], least: float = 0.0) -> list[fl
         error = float(torch.linalg.vector_norm(a.to(b.dtype) - b, dtype=torch.float64)) / max(size, floor)
         found.append(math.log(max(error, 1e-12)) if math.isfinite(error) else math.inf)
     return found
-
-
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p")
-"""Arguments of PyTorch's attention, of which Python can't ask the signature."""
-
-
-def _attending(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of attention that drops nothing: what is drawn inside of it no mode sees."""
-    if "dropout_p" in kwargs:
-        return args, {**kwargs, "dropout_p": 0.0}
-    schema = getattr(func, "_schema", None)
-    if schema is not None:
-        names = [argument.name for argument in schema.arguments]
-    elif name == "scaled_dot_product_attention":
-        names = [*ATTENTION]
-    else:
-        names = list(inspect.signature(func).parameters) if inspect.isfunction(func) else []
-    at = names.index("dropout_p") if "dropout_p" in names else len(args)
-    return tuple(0.0 if index == at else one for index, one in enumerate(args)), dict(kwargs)
-
-
-class _Calm(TorchFunctionMode):
-    """Makes drawing functions give their mean: rounding is compared, not luck; and nobody's random numbers are used up."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = name_of(func) if kwargs.get("generator") is None else ""  # the check's own draws have one
-        if "dropout" in name:
-            return args[0] if args else kwargs["input"]
-        if "attention" in name:
-            args, kwargs = _attending(func, name, args, kwargs)
-        elif name in RECURRENT:  # of their arguments only the dropout is a float
-            args = tuple(0.0 if isinstance(one, float) else one for one in args)
-        if name == "bernoulli_":
-            return args[0].fill_(1)
-        if name in ("uniform_", "normal_", "random_", "exponential_"):
-            return args[0].fill_(0.5)
-        if name in ("rand", "randn", "rand_like", "randn_like", "bernoulli"):
-            return (
-                torch.full_like(args[0], 0.5)
-                if isinstance(args[0], Tensor)
-                else torch.full(args if isinstance(args[0], int) else args[0], 0.5)
-            )
-        return func(*args, **kwargs)

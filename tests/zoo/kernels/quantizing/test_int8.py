@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,8 @@ from torch import Tensor, nn
 from tests.zoo.kernels.quantizing.pictures import Tiny, shapes
 from zoo.kernels import Fast, fast, plain, why
 from zoo.kernels.api import precisions
-from zoo.kernels.quantizing import by_nncf, keeping, quantize
+from zoo.kernels.engines.export import Form
+from zoo.kernels.quantizing import by_nncf, by_onnxruntime, keeping, quantize
 from zoo.kernels.quantizing import quantized as stored
 from zoo.kernels.quantizing.quantize import NotCertified
 
@@ -220,6 +223,22 @@ def test_onnxruntime_quantises_where_nncf_is_absent(network: nn.Module, own_cach
     with torch.no_grad():
         assert 1e-3 < distance(model(images), network(images)) < 0.4
     assert torch.equal(reloaded(model)(images), model(images))
+
+
+@pytest.mark.parametrize(("has", "most", "said"), [(("int8",), 127, "per channel"), ((), 64, "per channel, weights in 7 bits")])
+def test_weights_have_7_bits_where_sums_of_products_would_overflow(
+    has: tuple[str, ...], most: int, said: str, network: nn.Module, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored, "narrow_kinds", lambda: has)
+    monkeypatch.setattr(by_onnxruntime.platform, "machine", lambda: "x86_64")
+    given = shapes(64)
+    form = Form.of(network(given[:1]))
+    graph, _ = by_onnxruntime.quantize(network, given, form)
+    arrays = [onnx.numpy_helper.to_array(one) for one in onnx.load_from_string(graph).graph.initializer]
+    assert max(int(np.abs(array.astype(int)).max()) for array in arrays if array.dtype == np.int8 and array.ndim == 4) == most
+    monkeypatch.setattr(by_nncf, "absent", lambda: "left out")
+    model = fast(network, "cpu", "int8", calibration=given, tolerance={"error": 1.0}, progress=False)
+    assert model.proofs[0].by.endswith(said)
 
 
 def test_without_both_it_says_what_to_install(network: nn.Module, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
