@@ -27,7 +27,7 @@ GUIDE = 512
 """Pixels of a guide's longer side at most: more places of the same objects change little."""
 WHOLE = {"cpu": 2.5e9, "cuda": 16e9}
 """Bytes that the maps of a picture take at most that is not cut into tiles."""
-TILE = {"cpu": 1e9, "cuda": 8e9}
+TILE = {"cpu": 6e8, "cuda": 8e9}
 """Bytes that the maps of a tile take, its halo included."""
 CORE = 128
 """Side of what a tile answers for at least."""
@@ -161,7 +161,7 @@ class Dreamer:
         for size in reversed(sizes(height, width, count, self.asked.scale)):
             if (why := self.network.refuses(*size)) is None:
                 return min(size)
-        raise ValueError(f"{self.network.called} can't take a picture of {width}x{height} pixels: {why}")
+        raise ValueError(f"{self.network.called} can't take a picture of {width}x{height} pixels: {why}. Resize the picture to what it takes")
 
     @cached_property
     def pull(self) -> Pull:
