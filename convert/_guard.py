@@ -90,6 +90,5 @@ def correlation_only(convention: str | None, what: str) -> None:
     """Refuse to write true convolution where no layer computes it."""
     if convention == "convolution":
         raise ConvertError(
-            f"{what} computes cross-correlation in every layer, so kernels of true convolution are not written for it; "
-            "leave to_convention='convolution' out"
+            f"{what} computes cross-correlation in every layer, so kernels of true convolution are not written for it; ask for correlation"
         )

@@ -429,7 +429,7 @@ class _Reader:
         if self.runs:
             who, todo = (
                 f"{ {**_framework.LIBRARIES, **_framework.DETECTORS}[self.format] }, which ran {self.path},",
-                f"{todo} reference=FILE proves without running it here.",
+                f"{todo} zoo convert --reference proves without running it here.",
             )
         crash = ReaderCrashed(f"{who} {how}: {why}. Nothing was kept of it. {todo}")
         crash.path, crash.limit = str(self.path), limit

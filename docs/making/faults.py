@@ -115,8 +115,10 @@ def write() -> dict[str, str]:
 
 def _files(text: str) -> str:
     files, faults = count(r"([\d,]+) files, (\d+) faults", text)
-    whole = sum("containers whole" in row[0] for row in rows(text))
-    return FILES.format(readers=len(rows(text)) - whole, whole=whole, files=files, faults=faults)
+    names = {row[0] for row in rows(text)}
+    plain = {name for name in names if "," not in name}
+    whole = {name.partition(",")[0] for name in names - plain} & plain  # programs of TorchScript are of PyTorch's reader
+    return FILES.format(readers=len(plain), whole=len(whole), files=files, faults=faults)
 
 
 def _documents(text: str) -> str:

@@ -21,7 +21,7 @@ from typer.models import ArgumentInfo
 from weights import NoPretrainedWeights, SourceUnavailable, UnknownWeights, WeightsError
 from weights.arguments import did_you_mean
 from zoo.commands.completion import files, rejoin_colons
-from zoo.commands.console import ErrorLog, FrozenOption, fail, out, out_of_memory_or_gpu
+from zoo.commands.console import ErrorLog, FrozenOption, fail, in_words_of, out, out_of_memory_or_gpu
 from zoo.commands.interrupts import say_interrupted, start_torch
 
 EXIT_CODES = """Exit codes: 0 is success. 1: a check failed, or an input or output can't be used. 2: a command, option or value is wrong. 3:
@@ -119,8 +119,8 @@ def _with_torch(called: Callable[..., object]) -> Callable[..., object]:
     return run
 
 
-def _with_options(called: Callable[..., object]) -> Callable[..., object]:
-    """Tell an error that names an argument of the call as one of the option's value, by what the option is called."""
+def _with_options(called: Callable[..., object], name: str) -> Callable[..., object]:
+    """Tell an error that names an argument of the call as one of the option's value, where the option was given."""
 
     @wraps(called)
     def run(*args: Any, **kwargs: Any) -> object:
@@ -128,9 +128,10 @@ def _with_options(called: Callable[..., object]) -> Callable[..., object]:
             return called(*args, **kwargs)
         except ValueError as error:
             argument = getattr(error, "argument", None)
-            if argument not in kwargs:
+            if not isinstance(argument, str) or kwargs.get(argument) is None:  # what nobody gave is no option's fault
                 raise
-            raise typer.BadParameter(str(error), param_hint=f"--{argument.replace('_', '-')}") from None
+            option = next(parameter.opts[0] for parameter in command(name).params if parameter.name == argument)
+            raise typer.BadParameter(str(error), param_hint=option) from None
 
     return run
 
@@ -155,7 +156,7 @@ def command(name: str) -> Any:
     called = _with_files(getattr(import_module(f"zoo.commands.{file}"), function))
     single = typer.Typer(add_completion=False, rich_markup_mode="rich")
     register = single.command(name, rich_help_panel=group, epilog=f"Example: {EXAMPLES[name]}", context_settings=HELP)
-    register(_with_options(_with_torch(called) if name in STARTS_TORCH else called))
+    register(_with_options(_with_torch(called) if name in STARTS_TORCH else called, name))
     return typer.main.get_command(single)
 
 
@@ -239,6 +240,8 @@ def _failed(error: Exception, called: Any) -> int:
     misspelt: Any = error  # typer's own errors: their base class has no public name, and they know how to show themselves
     if not hasattr(misspelt, "exit_code"):
         raise error
+    if isinstance(message := getattr(misspelt, "message", None), str):
+        misspelt.message = in_words_of(called, message)
     misspelt.show()
     return misspelt.exit_code
 

@@ -301,7 +301,7 @@ def in_shell_words(text: str, command: Any) -> str:
     text = re.sub(rf"\b{command.name}\(\)", f"zoo {command.name}", text)
     if "--weights" in [one for parameter in command.params for one in parameter.opts]:
         text = re.sub(r"\btrained\((\w+), FILE\)", r"--model \1 --weights FILE", text)
-    return re.sub(r"(?<![\w.-])([a-z_]+)=('[^']*'|\"[^\"]*\"|-?[\w.+-]*\w|(?=[\s,;.)]|$))", shell, text)
+    return re.sub(r"(?<![\w.\-/?&])([a-z_]+)=('[^']*'|\"[^\"]*\"|-?[\w.+-]*\w|(?=[\s,;)]|\.?(?:\s|$)))", shell, text)
 
 
 def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
@@ -336,7 +336,11 @@ class ErrorLog(logging.Handler):
         _tell(f"[yellow]{record.levelname.lower()}:[/yellow]", record.getMessage(), self.called())
 
 
+def in_words_of(command: Any, text: str) -> str:
+    """Return a message, whoever wrote it, in the words of a sub-command: no control character, and no secret of an address."""
+    return printable(in_shell_words(redacted(text), command), lines=True)
+
+
 def _tell(kind: str, text: str, command: Any) -> None:
-    """Show a message whoever wrote it: no control character, and no secret of an address."""
     err.print(f"{kind} ", end="")
-    err.print(printable(in_shell_words(redacted(text), command), lines=True), markup=False, highlight=False, soft_wrap=True)
+    err.print(in_words_of(command, text), markup=False, highlight=False, soft_wrap=True)

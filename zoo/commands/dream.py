@@ -83,19 +83,20 @@ def dream(
     """
     from zoo.catalogue import model_class
     from zoo.commands.watching import watched
-    from zoo.dreaming.pictures import transparent
+    from zoo.dreaming.pictures import check_picture
     from zoo.dreaming.run import dream as one_dream
     from zoo.dreaming.run import dream_video
     from zoo.pretrained.trained import trained
 
-    for read in images if guide is None else [*images, guide]:
-        transparent(read)  # what is no picture is told before a network is fetched for it
     places = _places(images, output, video)
     model, tag, why = chosen(model, tag)
     settings: dict[str, Any] = {"at": at, "octaves": octaves, "scale": scale, "steps": steps, "rate": rate, "jitter": jitter}
     settings |= {"guide": guide, "seed": seed, "like": like, "tile": tile}
     said = f"{model}:{tag}" if tag else model
     finished = _Finished(_mark(output, len(images), video), f"{said} {settings}", restart)
+    unfinished = [image for image, target in zip(images, places, strict=True) if target is None or target.name not in finished.names]
+    for picture in [*unfinished, *([guide] if guide else [])]:
+        check_picture(picture)  # before a network is fetched for it
     for target in [place for place in places if place is not None and place.name not in finished.names]:
         unused(target, replace or restart)
     if video is not None and video.suffix:
@@ -109,11 +110,11 @@ def dream(
         for image, target in zip(images, places, strict=True):
             if target is None:
                 continue
-            unfinished = target.with_name(f"{target.name}.unfinished")
+            kept = target.with_name(f"{target.name}.unfinished")
             if restart:
-                unfinished.unlink(missing_ok=True)
+                kept.unlink(missing_ok=True)
             if target.name not in finished.names:
-                _save(one_dream(network, image, keep=unfinished, **settings, **shown), target)
+                _save(one_dream(network, image, keep=kept, **settings, **shown), target)
                 finished.add(target.name)
             made.append({"image": str(image), "dream": str(target)})
         if video is not None:

@@ -17,7 +17,7 @@ from weights.record import Preprocessing
 from zoo.dreaming.layers import usual_layer
 from zoo.dreaming.tiles import Reading
 from zoo.dreaming.twin import fold, twin
-from zoo.extraction.features import Part
+from zoo.extraction.features import Part, no_network
 from zoo.extraction.receptive_fields import window
 from zoo.extraction.taps import Places, Trace, UnknownTap, trace
 from zoo.kernels import Fast, plain
@@ -112,9 +112,7 @@ def cut(model: nn.Module, at: str | Sequence[str] | None, preprocessing: Preproc
         ValueError: it is no network of pictures, has no numbers, or is no network of the zoo and no layer was named.
     """
     if not isinstance(model, nn.Module):
-        shown = f"the class {model.__name__}: build it first" if isinstance(model, type) else f"{model!r:.60}"
-        shown += f'; trained("{model}") builds it' if isinstance(model, str) else ""
-        raise TypeError(f"dream() takes a network, trained(GoogLeNet), not {shown}")
+        raise TypeError(f"dream() takes a network, trained(GoogLeNet), not {no_network(model)}")
     network = plain(model)
     if isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
         network = network.module

@@ -161,7 +161,8 @@ class Dreamer:
         for size in reversed(sizes(height, width, count, self.asked.scale)):
             if (why := self.network.refuses(*size)) is None:
                 return min(size)
-        raise ValueError(f"{self.network.called} can't take a picture of {width}x{height} pixels: {why}. Resize the picture to what it takes")
+        todo = "if it takes one size, resize the picture to that"
+        raise ValueError(f"{self.network.called} can't take a picture of {width}x{height} pixels: {why.removesuffix('.')}; {todo}")
 
     @cached_property
     def pull(self) -> Pull:

@@ -108,6 +108,12 @@ def writable_as(path: Path, transparent: bool) -> str:
     return WRITTEN[suffix]
 
 
+def check_picture(path: Path) -> None:
+    """Look at a file's head; raises as `read` where it is no picture."""
+    with opened_file(path, str(path)):
+        pass
+
+
 def transparent(path: Path) -> bool:
     """Tell whether a picture's file says that it may be transparent; raises as `read`."""
     with opened_file(path, str(path)) as image:

@@ -13,6 +13,7 @@ import torch
 
 from weights.arguments import forgiving
 from weights.progress import Show, show_of
+from zoo.catalogue import model_class
 from zoo.embedding.decoding import Decoder, Decoding, processes
 from zoo.embedding.extracting import extractor
 from zoo.embedding.feeding import Feeder
@@ -26,6 +27,7 @@ from zoo.images import Source, open_source
 from zoo.images.kinds import kind_of_names
 from zoo.networks.fingerprint import state_digest
 from zoo.networks.model import Model
+from zoo.pretrained.names import named
 from zoo.pretrained.run_folder import place_of
 from zoo.pretrained.trained import trained
 
@@ -86,6 +88,7 @@ def embed(
         ValueError: an argument, the model's checkpoint or the images' source can't be used; or finished parts are those of another job.
         OSError: a remote source failed for good, or a decoding process died; what is finished is kept.
         FloatingPointError: the network computes NaN or infinity for an image.
+        WeightsError: no network is called so, or its weights can't be had.
 
     Example:
         >>> embed(trained(ResNet50), "photos/", "vectors.parquet")  # doctest: +SKIP
@@ -93,11 +96,12 @@ def embed(
     begun = time.monotonic()
     show = show_of(progress)
     source = data if isinstance(data, Source) else open_source(data)
-    if isinstance(model, str):
-        model = trained(model)
     if engine not in ("local", "ray"):
         raise ValueError(f'the engine is "local" or "ray", got {engine!r}')
     where = _device(device, engine)
+    if isinstance(model, str):
+        name, tag = named(model)
+        model = trained(model_class(name), tag, progress=progress is not False)
     int8 = _int8(model, dtype, where, fast, engine, calibration, tolerance)
     plan = make_plan(model, source, at, batch_size, where, None if int8 else dtype, fast, decode, dedupe, engine)  # type: ignore[arg-type]
     if int8:

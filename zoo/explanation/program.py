@@ -34,7 +34,7 @@ class CannotExplain(ValueError):
     """A method has no definition for this network, target or tap; the message names what it has none for, and what to do.
 
     Attributes:
-        argument: of the call, where its value is wrong whatever the network's other answers are: "method" or "target"; else None.
+        argument: "method", "target" or "at", where that is given a value that no method would take; else None.
     """
 
     def __init__(self, message: str, argument: str | None = None) -> None:
@@ -151,7 +151,9 @@ class Program:
     def _named(self, places: Places, at: str) -> tuple[str, fx.Node]:
         found = places.find(at)
         if len(found) > 1:
-            raise CannotExplain(f"{at!r} means {len(found)} tensors of {self.name}, {', '.join(list(found)[:3])}, …; name one of them")
+            raise CannotExplain(
+                f"{at!r} means {len(found)} tensors of {self.name}, {', '.join(list(found)[:3])}, …; name one of them", "at"
+            )
         return at, places.names[next(iter(found.values()))]
 
     def _describe(self, own: Model, places: Places) -> None:
@@ -164,7 +166,7 @@ class Program:
             self.reach = known.reach if own.first_patch is None else None
         else:
             shape = known.shape
-            raise CannotExplain(f"{self.at!r} of {self.name} is no map but {shape} for one image; name a layer before the pooling")
+            raise CannotExplain(f"{self.at!r} of {self.name} is no map but {shape} for one image; name a layer before the pooling", "at")
 
     def _without_writing(self) -> None:
         """Let no operation write into its input, so that a tap holds what it held when it was computed."""

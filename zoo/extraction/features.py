@@ -281,11 +281,19 @@ def head(model: Model | Fast) -> Part:
     return Part(network, written, written.result)
 
 
+def no_network(given: Any) -> str:
+    """Say what was given where a network belongs, and what to do where that is plain."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}: build it first"
+    if isinstance(given, str):
+        return f"{given!r}; trained({given!r}) builds a network" if given.isidentifier() else f"{given!r:.60}; the network comes first"
+    return f"a {type(given).__name__}"
+
+
 def _network(model: Any, function: str) -> Model:
     network = plain(model) if isinstance(model, nn.Module) else model
     if not isinstance(network, Model):
-        shown = f"the class {model.__name__}: build it first" if isinstance(model, type) else f"a {type(model).__name__}"
-        shown = f'{model!r}; trained("{model}") builds it' if isinstance(model, str) else shown
+        shown = no_network(model)
         todo = "; of a module of your own, module.get_submodule(NAME).register_forward_hook(...) gives a layer's output"
         own = todo if isinstance(model, nn.Module) else ""
         raise TypeError(f"{function}() takes a network of the zoo, such as trained(ResNet50), not {shown}{own}")

@@ -79,7 +79,7 @@ def subject(
         WeightsError: as `trained` raises.
     """
     if isinstance(model, str):
-        model, named = class_named(model, named)
+        model, named = class_and_weights(model, named)
     if inspect.isclass(model) and issubclass(model, Model):
         if settings.size is not None and "image_size" in inspect.signature(model).parameters:
             options = {"image_size": settings.size, **options}
@@ -92,7 +92,7 @@ def subject(
         known = _labels(network)
         kept = network.num_classes == len(classes) and (not known or _fitting(network, classes) is not None)
     else:
-        raise TypeError(f"finetune() takes a network or its class, MobileNetV2, not {model!r}")
+        raise TypeError(f"a network is trained, its class or its name, MobileNetV2, not {model!r:.60}")
     ordered = _fitting(network, classes) if kept else None
     if not kept:
         torch.manual_seed(seed_of(settings.seed, "head"))
@@ -114,7 +114,7 @@ def subject(
     return Subject(network, ordered or list(classes), steps, told, began, not kept and base is not None)
 
 
-def class_named(model: str, named: Any = None) -> tuple[type[Model], Any]:
+def class_and_weights(model: str, named: Any = None) -> tuple[type[Model], Any]:
     """Return the class of a name, "resnet50:imagenet1k_v1", and the weights that the name or `named` tells; raises UnknownWeights."""
     name, told = name_and_weights(model, named)
     return model_class(name), told

@@ -28,7 +28,7 @@ from zoo.finetuning.batches import Batches, Unreadable, in_memory
 from zoo.finetuning.distributed import World, world
 from zoo.finetuning.loop import Trainer, channels_last
 from zoo.finetuning.metrics import Metrics
-from zoo.finetuning.network import Subject, class_named, rebuilt, subject
+from zoo.finetuning.network import Subject, class_and_weights, rebuilt, subject
 from zoo.finetuning.plan import plan_of
 from zoo.finetuning.progress import Show, show_of
 from zoo.finetuning.settings import Settings
@@ -283,7 +283,9 @@ def _again(model: Any, data: Any, folder: Path, val: Any, changed: Mapping[str, 
         raise ValueError(f"a resumed run keeps its {', '.join(frozen)}; it may change {', '.join(CHANGEABLE)}")
     settings = Settings.of({**facts["settings"], **changed})
     if isinstance(model, str):
-        model, _ = class_named(model)
+        model, told = class_and_weights(model)
+        if told is not None:
+            raise ValueError(f"a resumed run has its own weights: {folder} says which; name the network alone, or leave it out")
     cls = model if isinstance(model, type) else type(model) if model is not None else CATALOGUE.get(facts["model"])
     if cls is None:
         raise ValueError(f"{facts['model']} is no network of the catalogue: give its class too, finetune({facts['model']}, resume=True, …)")

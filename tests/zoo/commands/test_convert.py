@@ -174,7 +174,7 @@ def test_a_network_that_is_none_is_not_known(run: Run, ours: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("b.dat",), 2, ".safetensors"),
+        (("b.dat",), 2, "--to FORMAT"),
         (("b.npz", "--to", "esperanto"), 2, "neither a format"),
         (("b.npz", "--from", "esperanto"), 2, "neither a format"),
         (("b.npz", "--kernel-convention", "flipped"), 2, "flipped"),

@@ -410,7 +410,7 @@ def test_wrong_arguments_say_what_is_taken() -> None:
     network = alive(ResNet20)
     with pytest.raises(TypeError, match=r"features\(\) takes a network of the zoo, such as trained\(ResNet50\), not the class ResNet20"):
         features(ResNet20, "layer1")  # pyright: ignore[reportCallIssue, reportArgumentType]
-    with pytest.raises(TypeError, match=r"not 'ResNet20'; trained\(\"ResNet20\"\) builds it"):
+    with pytest.raises(TypeError, match=r"not 'ResNet20'; trained\('ResNet20'\) builds a network"):
         features("ResNet20", "embedding")  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"pyramid\(\) takes a network of the zoo, .*, not a Linear"):
         pyramid(nn.Linear(3, 3))  # pyright: ignore[reportArgumentType]

@@ -266,7 +266,7 @@ def test_an_instance_is_copied_and_one_that_nobody_could_build_again_is_refused(
         finetune(model, photos, tmp_path / "y", steps=2, batch_size=12)
     with pytest.raises(ValueError, match="weights, from_scratch and options go with a network's class"):
         finetune(Tiny(), photos, tmp_path / "y", from_scratch=True)
-    with pytest.raises(TypeError, match="takes a network or its class"):
+    with pytest.raises(TypeError, match="a network is trained, its class or its name"):
         finetune(3, photos, tmp_path / "y")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UnknownWeights, match="no network 'Tiny'"):
         finetune("Tiny", photos, tmp_path / "y")
@@ -510,6 +510,8 @@ def test_a_networks_name_is_its_class_and_its_weights(photos: Path, tmp_path: Pa
     assert facts["base"]["name"] == "ResNet20:cifar10"
     with pytest.raises(ValueError, match="is a run of ResNet20, not of ResNet32"):
         finetune("resnet32", photos, tmp_path / "x", resume=True)
+    with pytest.raises(ValueError, match="a resumed run has its own weights"):
+        finetune("resnet20:cifar10", photos, tmp_path / "x", resume=True)
     again = finetune("resnet20", photos, tmp_path / "x", resume=True)
     assert again.metrics is not None
     assert again.metrics.loss == made.metrics.loss  # pyright: ignore[reportOptionalMemberAccess]

@@ -265,41 +265,43 @@ def test_bytes_that_the_registry_knows_bring_their_record(tmp_path: Path) -> Non
     assert model.checkpoint == record
 
 
-def cifar_accuracy(model: Model, packed: Path, count: int = 10_000) -> float:
+def cifar_accuracy(model: Model, packed: Path, every: int = 1) -> float:
+    """Return the accuracy in percent on each `every`-th image; they lie sorted by class."""
     import io
 
     from PIL import Image
 
     arrays = np.load(packed)
-    raw, offset, label = arrays["jpeg"].tobytes(), arrays["offset"], torch.from_numpy(arrays["label"][:count].astype(np.int64))
+    raw, offset, label = arrays["jpeg"].tobytes(), arrays["offset"], torch.from_numpy(arrays["label"][::every].astype(np.int64))
+    files = [raw[offset[i] : offset[i + 1]] for i in range(0, len(offset) - 1, every)]
     right = 0
     model.to(memory_format=torch.channels_last)  # with batches that stay in the processor's cache less than half of the time
     with torch.inference_mode():
         for start in range(0, len(label), 100):
-            ends = zip(offset[start : start + 100], offset[start + 1 : start + 101], strict=True)
-            batch = model.preprocess([Image.open(io.BytesIO(raw[a:b])) for a, b in ends]).contiguous(memory_format=torch.channels_last)
+            pictures = [Image.open(io.BytesIO(file)) for file in files[start : start + 100]]
+            batch = model.preprocess(pictures).contiguous(memory_format=torch.channels_last)
             right += int((model(batch).argmax(1) == label[start : start + 100]).sum())
     return 100 * right / len(label)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("name", "file", "count", "top1"),
+    ("name", "file", "every", "top1"),
     [
-        pytest.param("ResNet20", "cifar_resnet20-12fca82f.th", 10_000, 81.03, marks=pytest.mark.long),
-        pytest.param("ResNet32", "cifar_resnet32-d509ac18.th", 10_000, 82.56, marks=pytest.mark.long),
-        ("ResNet20", "cifar_resnet20-12fca82f.th", 2_000, 76.15),
-        ("ResNet32", "cifar_resnet32-d509ac18.th", 2_000, 81.0),
+        pytest.param("ResNet20", "cifar_resnet20-12fca82f.th", 1, 81.03, marks=pytest.mark.long),
+        pytest.param("ResNet32", "cifar_resnet32-d509ac18.th", 1, 82.56, marks=pytest.mark.long),
+        ("ResNet20", "cifar_resnet20-12fca82f.th", 5, 80.45),
+        ("ResNet32", "cifar_resnet32-d509ac18.th", 5, 81.9),
     ],
 )
-def test_third_party_cifar_checkpoints_reach_their_own_accuracy(real: Path, name: str, file: str, count: int, top1: float) -> None:
+def test_third_party_cifar_checkpoints_reach_their_own_accuracy(real: Path, name: str, file: str, every: int, top1: float) -> None:
     model = trained(CATALOGUE[name], real / "real" / "pytorch" / file)
-    assert cifar_accuracy(model, real / "data" / "cifar10_test.npz", count) == pytest.approx(top1, abs=200 / count + 1e-4)
+    assert cifar_accuracy(model, real / "data" / "cifar10_test.npz", every) == pytest.approx(top1, abs=0.0201 * every)
 
 
 @pytest.mark.real
-def test_the_embedded_checkpoint_knows_the_first_images_as_well_as_ever(real: Path) -> None:
-    assert cifar_accuracy(trained(ResNet20), real / "data" / "cifar10_test.npz", 2_000) == pytest.approx(93.65, abs=0.101)
+def test_the_embedded_checkpoint_knows_every_fifth_image_as_well_as_ever(real: Path) -> None:
+    assert cifar_accuracy(trained(ResNet20), real / "data" / "cifar10_test.npz", 5) == pytest.approx(89.15, abs=0.101)
 
 
 @pytest.mark.real

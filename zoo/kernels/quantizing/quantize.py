@@ -26,7 +26,7 @@ KEEP = (1, 2, 4, 8, 16)
 """Layers that stay in float, in turns, where all in int8 keep too little; a third of the layers at most."""
 RANKED = 12
 """Calibration images that layers are ranked on."""
-FORMAT = 3
+FORMAT = 4
 
 Say = Callable[[str], None]
 
