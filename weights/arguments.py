@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -50,6 +51,31 @@ def whole(name: str, value: Any, least: int = 1) -> int:
     if number < least:
         raise ValueError(f"{name} is a whole number of at least {least}, got {value!r}")
     return number
+
+
+def wrong(name: str, message: str) -> ValueError:
+    """Make the error of an argument's value; a command tells it as one of the option of that name."""
+    error = ValueError(message)
+    error.__dict__["argument"] = name
+    return error
+
+
+def number(name: str, value: Any, least: float, most: float = math.inf) -> float:
+    """Return a finite number of any library as Python's own.
+
+    Raises:
+        ValueError: it is none, or is outside of `least` to `most`, which belong to it.
+    """
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not least <= found <= most or math.isinf(found):
+        bounds = (
+            f"from {least:g} to {most:g}" if math.isfinite(most) else f"of at least {least:g}" if math.isfinite(least) else "and finite"
+        )
+        raise ValueError(f"{name} is a number {bounds}, got {value!r}")
+    return found
 
 
 def unknown_keyword(called: str, word: str, known: Iterable[str], words: Mapping[str, str] | None = None) -> TypeError:

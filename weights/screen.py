@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -11,7 +12,13 @@ from weights.wording import printable
 
 
 class Screen(Console):
-    """A console that replaces control characters in all that it shows; styles and bars are its own and stay."""
+    """A console that replaces control characters in all that it shows; styles and bars are its own and stay.
+
+    ``Johnson:candy:`` stays too, where rich would draw a sweet.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
 
     def on_broken_pipe(self) -> None:
         """Leave it to the command: rich would exit with 1, and `zoo list | head` is no failure."""

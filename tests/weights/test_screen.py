@@ -41,6 +41,13 @@ def test_our_own_colours_and_lines_stay() -> None:
     assert told(made) == "\x1b[31mno\x1b[0m\nyes\n"
 
 
+def test_a_checkpoints_name_is_drawn_as_it_is_written() -> None:
+    made = screen()
+    made.print("no source delivered Johnson:candy: nobody", markup=False)
+    made.print("Johnson:candy: nobody")
+    assert told(made) == "no source delivered Johnson:candy: nobody\nJohnson:candy: nobody\n"
+
+
 def test_words_are_escaped_once_for_all_commands() -> None:
     assert escape("[red]a\x1b[1m\nb") == "\\[red]a\ufffd[1m\ufffdb"
     assert escape("a\nb", lines=True) == "a\nb"

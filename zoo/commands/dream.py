@@ -144,6 +144,8 @@ def _places(images: list[Path], output: Path | None, video: Path | None) -> list
     """Say where the dream of each picture goes, before anything is computed for it; None where only a film is asked for."""
     from zoo.dreaming.pictures import transparent, writable_as
 
+    if folder := next((image for image in images if image.is_dir()), None):
+        raise typer.BadParameter(f"'{folder}' is a folder; give its pictures, {folder / '*.jpg'}", param_hint="IMAGE")
     if output is None and video is None:
         raise typer.BadParameter("name the dream, --out dream.png, or a film, --video dream.mp4")
     if video is not None:

@@ -95,7 +95,9 @@ def stylize(
     with shown as advance:
         for one, target in todo:
             try:
-                painted = paint(one.read(), network, side=side, strip=strip, fast=fast, **told)
+                photograph = one.read()
+                _keeps_transparency(photograph, one.name, target)
+                painted = paint(photograph, network, side=side, strip=strip, fast=fast, **told)
             except BadImage as error:
                 failed.append(error)
             else:
@@ -125,16 +127,24 @@ def _target(name: str, style: str, path: Path | None, several: bool) -> Path:
     return Path(usual) if path is None else path / usual if several or path.is_dir() else path
 
 
-def _save(painted: Any, target: Path) -> None:
-    """Write a painting whole or not at all; transparency goes where the kind of file has none."""
-    from PIL import Image
+def _keeps_transparency(photograph: Any, name: str, target: Path) -> None:
+    """Refuse a painting whose kind of file has no transparency where its photograph has; raises BadImage."""
+    from zoo.dreaming.pictures import transparent, writable_as
+    from zoo.images import BadImage
 
+    see_through = transparent(photograph) if isinstance(photograph, Path) else getattr(photograph, "has_transparency_data", False)
+    try:
+        writable_as(target, see_through)
+    except ValueError as error:
+        raise BadImage(f"{name}: {error}") from None
+
+
+def _save(painted: Any, target: Path) -> None:
+    """Write a painting whole or not at all."""
     from weights.whole import whole
-    from zoo.images.kinds import OPAQUE, WRITTEN
+    from zoo.images.kinds import WRITTEN
 
     kind = WRITTEN[target.suffix.lower()]
-    if kind in OPAQUE and painted.mode == "RGBA":
-        painted = Image.alpha_composite(Image.new("RGBA", painted.size, "white"), painted).convert("RGB")
     how = {"quality": QUALITY} if kind in ("JPEG", "WEBP") else {}
     with whole(target) as unfinished:
         painted.save(unfinished, kind, **how)

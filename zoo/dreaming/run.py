@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from weights.arguments import forgiving, unknown_keyword, whole
+from weights.arguments import forgiving, unknown_keyword, whole, wrong
 from weights.progress import Show, show_of
 from weights.record import Preprocessing
 from zoo.dreaming.cutting import cut
@@ -221,7 +221,7 @@ def _frames(dreamer: Dreamer, picture: Picture, numbers: range, zoom: float, sho
 
 def _check_zoom(zoom: float) -> None:
     if not 0 <= zoom < 1:
-        raise ValueError(f"zoom is the share of each side that a frame loses, at least 0 and less than 1, got {zoom!r}")
+        raise wrong("zoom", f"zoom is the share of each side that a frame loses, at least 0 and less than 1, got {zoom!r}")
 
 
 def _name(image: Any, otherwise: str) -> str:
@@ -247,15 +247,15 @@ def _dreamer(
             raise unknown_keyword(f"{called}()", word, OPTIONS)
     like = given.get("like", "original")
     if like not in WAYS:
-        raise ValueError(f"like is {' or '.join(map(repr, WAYS))}, got {like!r}")
+        raise wrong("like", f"like is {' or '.join(map(repr, WAYS))}, got {like!r}")
     way, least = WAYS[like], {"steps": 1, "octaves": 1, "jitter": 0, "tile": 0, "seed": 0}
     numbers = {name: whole(name, value, least[name]) for name, value in given.items() if name in least and value is not None}
     scale: float = way.scale if given.get("scale") is None else given["scale"]
     rate: float = way.rate if given.get("rate") is None else given["rate"]
     if not 1 < scale < float("inf"):
-        raise ValueError(f"scale is the ratio of one octave to the next, more than 1, got {scale!r}")
+        raise wrong("scale", f"scale is the ratio of one octave to the next, more than 1, got {scale!r}")
     if not 0 < rate < float("inf"):
-        raise ValueError(f"rate is the mean change by a step, more than 0, got {rate!r}")
+        raise wrong("rate", f"rate is the mean change by a step, more than 0, got {rate!r}")
     shown = None if guide is None else read(guide, _name(guide, "the guide"))
     asked = Asked(
         like,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from weights.arguments import number, whole
 from zoo.explanation.table import Answer, Question, method
 
 COMPLETE = 0.01
@@ -51,13 +52,13 @@ def smoothgrad(q: Question) -> Answer:
 
 def noise_of(q: Question) -> Tensor:
     """Draw the noise of SmoothGrad, (samples, B, C, H, W), on the CPU."""
-    return torch.randn(int(q.options.get("samples", 50)), *q.x.shape, generator=q.generator())
+    return torch.randn(whole("samples", q.options.get("samples", 50)), *q.x.shape, generator=q.generator())
 
 
 def smoothed(q: Question, noise: Tensor) -> Tensor:
     """Return the mean gradient (B, C, H, W) over images with noise."""
     width = q.x.amax((1, 2, 3), keepdim=True) - q.x.amin((1, 2, 3), keepdim=True)
-    scale = float(q.options.get("noise", 0.15)) * width
+    scale = number("noise", q.options.get("noise", 0.15), 0) * width
     found: list[Tensor] = []
     for rows in q.every.split(q.gradients_at_once):
         total: Tensor | float = 0.0
@@ -87,7 +88,7 @@ def integrated_gradients(q: Question) -> Answer:
     BatchNorms are folded: a ReLU that rounding turns at one of the points changes the mean by less than the points leave out.
     """
     black = q.black().expand_as(q.x)
-    steps, most = int(q.options.get("steps", 32)), int(q.options.get("most", MOST_STEPS))
+    steps, most = whole("steps", q.options.get("steps", 32)), whole("most", q.options.get("most", MOST_STEPS))
     way = q.x - black
     if q.options.get("fixed", False):
         difference = q.scores(q.x, q.every) - q.scores(black, q.every)

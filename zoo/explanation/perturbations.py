@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from weights.arguments import number, whole
 from zoo.explanation.table import Answer, Question, method
 
 
@@ -17,11 +20,11 @@ def occlusion(q: Question) -> Answer:
     network's units: 0, the mean colour, by default.
     """
     height, width = q.x.shape[-2:]
-    window = int(q.options.get("window", max(1, round(min(height, width) / 7))))
-    stride = int(q.options.get("stride", max(1, window // 2)))
-    fill = float(q.options.get("fill", 0.0))
+    window = whole("window", q.options.get("window", max(1, round(min(height, width) / 7))))
+    stride = whole("stride", q.options.get("stride", max(1, window // 2)))
+    fill = number("fill", q.options.get("fill", 0.0), -math.inf)
     places = [(top, left) for top in starts(height, window, stride) for left in starts(width, window, stride)]
-    whole = q.scores(q.x, q.every)
+    plain = q.scores(q.x, q.every)
     lost, seen = torch.zeros(len(q.x), height, width, device=q.x.device), torch.zeros(height, width, device=q.x.device)
     for top, left in places:
         seen[top : top + window, left : left + window] += 1
@@ -31,7 +34,7 @@ def occlusion(q: Question) -> Answer:
 
     def settle() -> None:
         for row, (top, left), score in zip(rows, spots, q.scores(torch.stack(hidden), q.every[rows]), strict=True):
-            lost[row, top : top + window, left : left + window] += whole[row] - score
+            lost[row, top : top + window, left : left + window] += plain[row] - score
         hidden.clear()
         rows.clear()
         spots.clear()
@@ -73,7 +76,8 @@ def rise(q: Question) -> Answer:
     Masks are random grids of `cells` (7) by 7, kept with probability `share` (0.5), enlarged and shifted. Options: `masks` (2,000).
     The network's answer to the hidden images is its goal, not a probability, so the map is centred: the mean goal is subtracted.
     """
-    count, cells, share = int(q.options.get("masks", 2000)), int(q.options.get("cells", 7)), float(q.options.get("share", 0.5))
+    count, cells = whole("masks", q.options.get("masks", 2000)), whole("cells", q.options.get("cells", 7))
+    share = number("share", q.options.get("share", 0.5), 0.001, 0.999)
     generator, (height, width) = q.generator(), q.x.shape[-2:]
     total = torch.zeros(len(q.x), height, width, device=q.x.device)
     plain = torch.zeros(height, width, device=q.x.device)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from weights.arguments import number
 from zoo.explanation.program import CONVOLUTIONS, Program, copied, relu_of
 from zoo.explanation.table import Answer, Question, method, refuse
 
@@ -356,8 +357,8 @@ MISSING = "the share of the score that is not in the map's sum: biases took it"
 def lrp(q: Question) -> Answer:
     """z^B on the first layer, gamma (0.25) on convolutions, epsilon (1e-6 of a layer's outputs) on dense layers."""
     low, high = _limits(q)
-    rule = gamma(float(q.options.get("gamma", 0.25)))
-    return _answer(q, Composite(rule, EPSILON, box(low, high), float(q.options.get("epsilon", 1e-6))))
+    rule = gamma(number("gamma", q.options.get("gamma", 0.25), 0))
+    return _answer(q, Composite(rule, EPSILON, box(low, high), number("epsilon", q.options.get("epsilon", 1e-6), 0)))
 
 
 @method(
@@ -371,14 +372,14 @@ def lrp(q: Question) -> Answer:
 )
 def lrp_epsilon(q: Question) -> Answer:
     """The epsilon rule (1e-6 of a layer's outputs) on all layers; with ReLUs alone it is input x gradient."""
-    return _answer(q, Composite(EPSILON, epsilon=float(q.options.get("epsilon", 1e-6))))
+    return _answer(q, Composite(EPSILON, epsilon=number("epsilon", q.options.get("epsilon", 1e-6), 0)))
 
 
 @method("lrp-gamma", "LRP-gamma", LRP, place="input", signed=True, error=MISSING, options="epsilon gamma")
 def lrp_gamma(q: Question) -> Answer:
     """The gamma rule (0.25) on all layers."""
-    rule = gamma(float(q.options.get("gamma", 0.25)))
-    return _answer(q, Composite(rule, rule, epsilon=float(q.options.get("epsilon", 1e-6))))
+    rule = gamma(number("gamma", q.options.get("gamma", 0.25), 0))
+    return _answer(q, Composite(rule, rule, epsilon=number("epsilon", q.options.get("epsilon", 1e-6), 0)))
 
 
 @method(
@@ -392,5 +393,5 @@ def lrp_gamma(q: Question) -> Answer:
 )
 def lrp_alpha_beta(q: Question) -> Answer:
     """The alpha-beta rule on convolutions (alpha 1, beta 0 by default: z+), epsilon on dense layers; beta = alpha - 1."""
-    alpha = float(q.options.get("alpha", 1.0))
-    return _answer(q, Composite(alpha_beta(alpha, alpha - 1), epsilon=float(q.options.get("epsilon", 1e-6))))
+    alpha = number("alpha", q.options.get("alpha", 1.0), 1)
+    return _answer(q, Composite(alpha_beta(alpha, alpha - 1), epsilon=number("epsilon", q.options.get("epsilon", 1e-6), 0)))

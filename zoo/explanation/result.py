@@ -20,7 +20,7 @@ class Explanation(Explained):
 
     Attributes:
         raw: the method's map as it comes, unscaled: float32 (h, w), of a layer's cells or of the network's pixels.
-        label: what is explained, "tabby", "dog (mean of 118)", "tabby - tiger cat", "similarity".
+        label: what is explained, "tabby", "dog (118 classes)", "tabby - tiger cat", "similarity".
         wnid: its WordNet id, None where it has none.
         probability: softmax of the logits, summed over the classes meant, 0..1; None of a difference, the cosine of a similarity.
         score: the number that is explained: a logit, a mean or a difference of logits, a cosine.

@@ -22,7 +22,7 @@ class Target:
     """One number of a network's answer.
 
     Attributes:
-        label: what it is called, "tabby", "dog (mean of 118)", "cat - dog".
+        label: what it is called, "tabby", "dog (118 classes)", "cat - dog".
         wnid: WordNet id of a class or of what stands above several; None elsewhere.
         weights: of the logits, {index: weight}; empty for an embedding.
         vector: an embedding (C,) whose cosine with the image's is explained; None for classes.
@@ -120,8 +120,9 @@ def _named(wanted: str, names: Sequence[Label], classes: int) -> Target:
         raise CannotExplain(str(error), "target") from None
     if not found.rows:
         near = did_you_mean(wanted, [label.name for label in names], count=3)
-        raise CannotExplain(f"the network has no class {wanted!r}{near}; names, WordNet ids and indices are taken", "target")
+        pair = f"; a difference is a pair, {tuple(part.strip() for part in wanted.split('-', 1))}" if "-" in wanted else ""
+        raise CannotExplain(f"the network has no class {wanted!r}; names, WordNet ids and indices are taken{pair}{near}", "target")
     if len(found.rows) == 1:
         return single(found.rows[0], names)
     share = 1 / len(found.rows)
-    return Target(f"{found.label.name} (mean of {len(found.rows)})", found.label.wnid, dict.fromkeys(found.rows, share))
+    return Target(f"{found.label.name} ({len(found.rows)} classes)", found.label.wnid, dict.fromkeys(found.rows, share))

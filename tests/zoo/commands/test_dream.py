@@ -151,7 +151,11 @@ def test_a_picture_with_a_film_resumes_with_the_film(work: Path, monkeypatch: py
         (["sky.png", "-o", "a.png", "-w", "cifar10"], 2, "name that too, --model NETWORK"),
         (["sky.png", "-o", "a.png", "-m", "ResNet20", "--at", "layer7"], 2, "Nearest: layer3"),
         (["sky.png", "-o", "a.png", "-m", "ResNet20", "--octaves", "9"], 1, "which is too small for 9 octaves"),
-        (["sky.png", "-o", "a.png", "-m", "ResNet20", "--like", "mine"], 1, "like is 'original' or 'deepdream.jl', got 'mine'"),
+        (["sky.png", "-o", "a.png", "-m", "ResNet20", "--like", "mine"], 2, "like is 'original' or 'deepdream.jl', got 'mine'"),
+        (["sky.png", "-o", "a.png", "-m", "ResNet20", "--scale", "0.5"], 2, "more than 1, got 0.5"),
+        (["sky.png", "-o", "a.png", "-m", "ResNet20", "--rate", "-1"], 2, "more than 0, got -1.0"),
+        (["sky.png", "--video", "a.gif", "-m", "ResNet20", "--zoom", "2"], 2, "less than 1, got 2.0"),
+        ([".", "-o", "a.png"], 2, "'.' is a folder; give its pictures, *.jpg"),
         (["nothing.png", "-o", "a.png"], 3, "nothing.png: there is no such file"),
     ],
 )

@@ -210,7 +210,7 @@ def test_a_synset_is_the_mean_of_its_classes() -> None:
     network.checkpoint = record(HALVES, "imagenet1k", 1000)
     x = torch.rand(1, 3, 32, 32) * 2 - 1
     dogs = explain(network, x, method="cam", target="dog")[0]
-    assert dogs.label == "dog (mean of 118)"
+    assert dogs.label == "dog (118 classes)"
     assert dogs.wnid == "n02084071"
     by_id = explain(network, x, method="cam", target="n02084071")[0]
     assert np.array_equal(dogs.raw, by_id.raw)
@@ -280,7 +280,7 @@ def test_results_draw_themselves_and_give_numbers(small: Model, tmp_path: Path) 
     ("given", "error", "message"),
     [
         ({"method": "gradcan"}, CannotExplain, "no method 'gradcan'; did you mean gradcam"),
-        ({"target": "catt"}, CannotExplain, "no class 'catt'; did you mean"),
+        ({"target": "catt"}, CannotExplain, "no class 'catt'; names, WordNet ids and indices are taken; did you mean"),
         ({"target": 10}, CannotExplain, "there is no class 10; the network has 10, 0 to 9"),
         ({"target": []}, CannotExplain, "empty list"),
         ({"target": ("cat", "dog", "frog")}, CannotExplain, "a difference is of two classes"),
@@ -294,6 +294,14 @@ def test_results_draw_themselves_and_give_numbers(small: Model, tmp_path: Path) 
         ({"method": "cam", "at": "layer1"}, CannotExplain, "CAM is not defined for this ResNet20: its head behind 'layer1'"),
         ({"method": "attention-rollout"}, CannotExplain, "it has no blocks that all attend"),
         ({"options": {"steps": 3}}, TypeError, "Grad-CAM takes no 'steps'"),
+        ({"method": "occlusion", "options": {"window": 0}}, ValueError, "window is a whole number of at least 1, got 0"),
+        ({"method": "occlusion", "options": {"stride": 1.5}}, ValueError, "stride is a whole number of at least 1, got 1.5"),
+        ({"method": "occlusion", "options": {"fill": float("nan")}}, ValueError, "fill is a number and finite, got nan"),
+        ({"method": "rise", "options": {"share": 2}}, ValueError, "share is a number from 0.001 to 0.999, got 2"),
+        ({"method": "smoothgrad", "options": {"noise": -1}}, ValueError, "noise is a number of at least 0, got -1"),
+        ({"method": "integrated-gradients", "options": {"steps": "many"}}, ValueError, "steps is a whole number of at least 1, got 'many'"),
+        ({"method": "lrp-alpha-beta", "options": {"alpha": 0.5}}, ValueError, "alpha is a number of at least 1, got 0.5"),
+        ({"target": "cat-dog"}, CannotExplain, "a difference is a pair, ('cat', 'dog'"),
         ({"top": 0}, ValueError, "top is a whole number"),
         ({"top": 1, "target": 1}, ValueError, "give one of them"),
         ({"metod": "cam"}, TypeError, "did you mean method"),
