@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 DRAWN = 20
 """Pictures on a sheet at most."""
+ABREAST = 5
+"""Maps beside each other on a sheet of all methods."""
 QUICK = 64
 """Steps of integrated gradients on a sheet of all methods."""
 EXPLAINS = "The network, or a run's folder. Default: the best ImageNet checkpoint on this machine."
@@ -209,6 +212,11 @@ def _drawn(found: list[list[list[Explanation]]], picture: Path, every: bool) -> 
 
     rows = []
     for shown in found[:DRAWN]:
-        for index, cards in enumerate(shown):
-            rows.append(row(cards, cards[0].method if index else None, picture=index == 0) if every else row(cards))
+        if not every:
+            rows += [row(cards) for cards in shown]
+            continue
+        for cards in zip_longest(*shown):  # a target's by all methods, in lines of a few; some methods know no target
+            target = [card for card in cards if card is not None]
+            lines = [target[start : start + ABREAST] for start in range(0, len(target), ABREAST)]
+            rows += [row(line, "" if number else None, picture=not number) for number, line in enumerate(lines)]
     return save_sheet(rows, picture)

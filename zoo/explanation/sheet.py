@@ -50,7 +50,7 @@ class Row:
 
 
 def row(cards: Sequence[Explained], name: str | None = None, picture: bool = True) -> Row:
-    """Make a row of explanations of one image; without `picture`, only the name stands on the left."""
+    """Make a row of explanations of one image; without `picture`, only the name stands on the left, and nothing if that is empty."""
     return Row(cards[0].photograph() if picture else None, Path(cards[0].name).name if name is None else name, cards)
 
 
@@ -133,6 +133,8 @@ def drawn(rows: Sequence[Row], heading: str = "") -> Image:
     for index, one in enumerate(rows):
         y = top + index * (height + GAP)
         for column in range(len(one.cards) + 1):
+            if not (column or one.picture or one.name):  # the row before goes on
+                continue
             x = GAP + column * (width + GAP)
             draw.rounded_rectangle((x, y, x + width - 1, y + height - 1), 8, fill=CARD, outline=EDGE)
             draw.rectangle((x + PAD, y + PAD, x + PAD + WIDTH - 1, y + PAD + HEIGHT - 1), fill=FRAME)

@@ -46,6 +46,8 @@ def test_json_has_the_numbers_and_the_measures(photo: str, capsys: pytest.Captur
 
 def test_all_methods_of_the_network_are_on_one_sheet(photo: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", photo, "-m", "ResNet20", "--all", "--picture", str(tmp_path / "all.png")]) == 0
+    with Image.open(tmp_path / "all.png") as sheet:
+        assert sheet.width > sheet.height  # five maps abreast, not one
     text = capsys.readouterr().out
     for title in ("Grad-CAM++", "Integrated gradients", "Guided Grad-CAM", "LRP-epsilon", "Occlusion"):
         assert f"{title} at " in text
