@@ -71,10 +71,7 @@ def number(name: str, value: Any, least: float, most: float = math.inf) -> float
     except (TypeError, ValueError):
         found = math.nan
     if not least <= found <= most or math.isinf(found):
-        bounds = (
-            f"from {least:g} to {most:g}" if math.isfinite(most) else f"of at least {least:g}" if math.isfinite(least) else "and finite"
-        )
-        raise ValueError(f"{name} is a number {bounds}, got {value!r}")
+        raise ValueError(f"{name} is a finite number from {least:g} to {most:g}, got {value!r}")
     return found
 
 

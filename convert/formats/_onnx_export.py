@@ -107,7 +107,7 @@ def _traced(network: nn.Module, example: Any, opset: int, fold: bool) -> bytes:
 
     held = io.BytesIO()
     axes = {"images": {0: "batch"}, "logits": {0: "batch"}}
-    core: Any = vars(torch)["_C"]
+    core: Any = torch._C  # pyright: ignore[reportPrivateUsage]
     core._jit_set_onnx_log_enabled(False)  # which the exporter turns on, to print graphs that fail to stdout, and leaves on
     silent = mock.patch.object(core, "_jit_set_onnx_log_enabled")
     with warnings.catch_warnings(), torch.no_grad(), _fixed_sizes(), silent:

@@ -337,7 +337,7 @@ class ErrorLog(logging.Handler):
 
 
 def in_words_of(command: Any, text: str) -> str:
-    """Return a message, whoever wrote it, in the words of a sub-command: no control character, and no secret of an address."""
+    """Return a message in a sub-command's words, without control characters and without secrets of addresses."""
     return printable(in_shell_words(redacted(text), command), lines=True)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from weights.arguments import forgiving, whole
 from zoo.detection.detections import Detections
 from zoo.detection.detector import Detector
+from zoo.extraction.features import no_network
 from zoo.images.preprocess import BadImage, is_many, named_images, open_image
 from zoo.kernels import Fast, plain
 
@@ -62,8 +63,7 @@ def detect(model: Any, images: Any, threshold: float | None = None, overlap: flo
     """
     quick, model = (model, plain(model)) if isinstance(model, Fast) else (None, model)
     if not isinstance(model, Detector):
-        named = f"a {type(model).__name__}" if not isinstance(model, str) else f'{model!r}; trained("{model}") builds it'
-        raise TypeError(f"detect() takes a detector, as trained(YOLOv3Tiny) is one, not {named}")
+        raise TypeError(f"detect() takes a detector, as trained(YOLOv3Tiny) is one, not {no_network(model)}")
     limits = {"threshold": model.threshold if threshold is None else threshold, "overlap": model.overlap if overlap is None else overlap}
     for name, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:

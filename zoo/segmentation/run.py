@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weights.arguments import forgiving, whole
+from zoo.extraction.features import no_network
 from zoo.images.preprocess import BadImage, is_many, named_images, open_image
 from zoo.kernels import plain
 from zoo.segmentation.segmenter import Segmenter
@@ -105,8 +106,7 @@ def segment(model: Any, images: Any, batch_size: int = 8) -> Segmentation | list
     """
     network: Any = plain(model) if isinstance(model, torch.nn.Module) else model
     if not isinstance(network, Segmenter):
-        named = f"a {type(network).__name__}" if not isinstance(network, str) else f'{network!r}; trained("{network}") builds it'
-        raise TypeError(f"segment() takes a segmenter, as trained(DeepLabV3_ResNet50) is one, not {named}")
+        raise TypeError(f"segment() takes a segmenter, as trained(DeepLabV3_ResNet50) is one, not {no_network(network)}")
     batch_size = whole("batch_size", batch_size)
     named_pictures = named_images(images)
     if not named_pictures:

@@ -96,7 +96,7 @@ def test_the_palette_is_pascals() -> None:
 def test_what_is_no_segmenter_and_no_photograph_is_refused() -> None:
     with pytest.raises(TypeError, match="takes a segmenter, as trained"):
         segment(zoo.ResNet20(), halves(8, 8))
-    with pytest.raises(TypeError, match='trained\\("deeplab"\\) builds it'):
+    with pytest.raises(TypeError, match=r"trained\('deeplab'\) builds a network"):
         segment("deeplab", halves(8, 8))
     with pytest.raises(BadImage, match="the list is empty"):
         segment(Reddish(), [])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -228,7 +229,6 @@ def test_onnxruntime_quantises_where_nncf_is_absent(network: nn.Module, own_cach
 def test_weights_have_7_bits_where_sums_of_products_would_overflow(
     has: tuple[str, ...], most: int, said: str, network: nn.Module, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    onnx = pytest.importorskip("onnx")
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     monkeypatch.setattr(stored, "narrow_kinds", lambda: has)
     monkeypatch.setattr(by_onnxruntime.platform, "machine", lambda: "x86_64")
