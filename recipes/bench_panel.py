@@ -2,19 +2,27 @@
 
     python recipes/bench_panel.py torchvision:swin_t@64 zoo:ConvNeXtV2_Tiny@64 zoo:DINOv2_S_14@32x518    # on a GPU
     python recipes/bench_panel.py --device cpu --dtype float32 torchvision:shufflenet_v2_x0_5@1x64       # without one: beside eager alone
+    python recipes/bench_panel.py --at-once 5 torchvision:mnasnet1_0@128 timm:ghostnet_100@128 …         # prepared at once, measured alone
 
 The recipe is BatchNorm folded by `torch.fx`, `torch.compile`, channels_last, one CUDA graph. In one process, in turns, medians, weights
 random and BatchNorm's statistics settled. `ready` is seconds until the first answer, with nothing compiled before but what a network
 measured before it left.
+
+With `--at-once` several processes prepare networks on one card, for compiling takes most of the time. Each kernel's timing waits until
+no other process times one; while the whole network is timed the other processes stand still. `ready` is longer then, and says little.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import multiprocessing
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,7 +50,94 @@ def ready(make: Callable[[], Any]) -> tuple[Any, float]:
     return call, time.monotonic() - begun
 
 
-def measure(cell: str, device: torch.device, dtype: torch.dtype, rounds: int) -> str:
+class Turns:
+    """One card that several processes share.
+
+    Args:
+        lock: of whoever times.
+        others: the processes' ids, 0 where one has not begun or has ended.
+        place: which of them this one is.
+    """
+
+    def __init__(self, lock: Any, others: Any, place: int) -> None:
+        self._lock, self._others, self._place = lock, others, place
+        others[place] = os.getpid()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let the other processes stand still while the block runs."""
+        with self._lock:
+            told = [pid for place, pid in enumerate(self._others) if pid and place != self._place]
+            for pid in told:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                yield
+            finally:
+                for pid in told:
+                    os.kill(pid, signal.SIGCONT)
+
+    def share(self) -> None:
+        """Have what `fast` times wait for its turn."""
+        from zoo.kernels.measuring import timing
+        from zoo.kernels.plans import contest, rival
+
+        kernel, whole, plan = timing._apart, rival.alternate, contest.event_time_us
+
+        def one(*args: Any) -> float:
+            with self._lock:
+                return kernel(*args)
+
+        def rivals(*args: Any) -> Any:
+            with self.alone():
+                return whole(*args)
+
+        def once(*args: Any, **kwargs: Any) -> float:
+            with self.alone():
+                return plan(*args, **kwargs)
+
+        timing._apart, rival.alternate, contest.event_time_us = one, rivals, once
+
+    def end(self) -> None:
+        """Be stopped no more."""
+        with self._lock:
+            self._others[self._place] = 0
+
+
+def work(cells: Any, rows: Any, lock: Any, others: Any, place: int, options: argparse.Namespace) -> None:
+    """Measure the cells that a queue holds, in one of several processes."""
+    turns = Turns(lock, others, place)
+    turns.share()
+    while (cell := cells.get()) is not None:
+        try:
+            rows.put(measure(cell, torch.device(options.device), getattr(torch, options.dtype), options.rounds, turns))
+        except Exception as error:  # the other networks are measured all the same
+            rows.put(f"{cell}: {type(error).__name__}: {error}")
+        gc.collect()
+    turns.end()
+    rows.put(None)
+
+
+def at_once(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the rows as they come, from several processes."""
+    context = multiprocessing.get_context("spawn")
+    cells, rows, others = context.Queue(), context.Queue(), context.Array("i", options.at_once)
+    for cell in [*options.cells, *[None] * options.at_once]:
+        cells.put(cell)
+    lock = context.Lock()
+    processes = [context.Process(target=work, args=(cells, rows, lock, others, place, options)) for place in range(options.at_once)]
+    for process in processes:
+        process.start()
+    left = len(processes)
+    while left:
+        if (row := rows.get()) is None:
+            left -= 1
+        else:
+            yield row
+    for process in processes:
+        process.join()
+
+
+def measure(cell: str, device: torch.device, dtype: torch.dtype, rounds: int, turns: Turns | None = None) -> str:
     """Measure one LIBRARY:NAME@BATCH[xSIDE] and return its row; what `fast` says of its plan goes to stderr."""
     name, _, numbers = cell.rpartition("@")
     batch, side = (int(number) for number in (numbers if "x" in numbers else f"{numbers}x224").split("x"))
@@ -64,7 +159,8 @@ def measure(cell: str, device: torch.device, dtype: torch.dtype, rounds: int) ->
         calls["fast"], seconds["fast"] = ready(ours)
         for way in ("recipe", "eager-cl") if device.type == "cuda" else ("eager-cl",):
             calls[way], seconds[way] = ready(lambda way=way: WAYS[way].build(subject, "quick"))
-        times = {way: median(found) / 1000 for way, found in clock(device).throughput(calls, rounds).items()}
+        with turns.alone() if turns is not None else nullcontext():
+            times = {way: median(found) / 1000 for way, found in clock(device).throughput(calls, rounds).items()}
     report = why(made[0])
     print(f"\n{cell}\n{report}", file=sys.stderr, flush=True)
     parity = report.parity
@@ -82,11 +178,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--at-once", type=int, default=1, help="processes that prepare networks; default %(default)s")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     print(f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'CPU'}, torch {torch.__version__}, {options.dtype}")
     print("| network | batch, side | eager ms | recipe ms | fast ms | over | ready s: recipe | fast | error (eager's) |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    if options.at_once > 1:
+        for row in at_once(options):
+            print(row, flush=True)
+        return
     for cell in options.cells:
         print(measure(cell, device, getattr(torch, options.dtype), options.rounds), flush=True)
         gc.collect()
