@@ -4,9 +4,9 @@
     python recipes/bench_panel.py --device cpu --dtype float32 torchvision:shufflenet_v2_x0_5@1x64       # without one: beside eager alone
     python recipes/bench_panel.py --at-once 5 torchvision:mnasnet1_0@128 timm:ghostnet_100@128 …         # prepared at once, measured alone
 
-The recipe is BatchNorm folded by `torch.fx`, `torch.compile`, channels_last, one CUDA graph. In one process, in turns, medians, weights
-random and BatchNorm's statistics settled. `ready` is seconds until the first answer, with nothing compiled before but what a network
-measured before it left.
+The recipe is BatchNorm folded by `torch.fx`, where that can trace the network, `torch.compile`, channels_last, one CUDA graph. In one
+process, in turns, medians, weights random and BatchNorm's statistics settled. `ready` is seconds until the first answer, with nothing
+compiled before but what a network measured before it left.
 
 With `--at-once` several processes prepare networks on one card, for compiling takes most of the time. Each kernel's timing waits until
 no other process times one; while the whole network is timed the other processes stand still. `ready` is longer then, and says little.
@@ -28,10 +28,11 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch.fx.proxy import TraceError
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-from bench_modules import module_of  # noqa: E402
+from bench_modules import GRAPH, module_of  # noqa: E402
 
 from zoo.bench.clock import clock  # noqa: E402
 from zoo.bench.peers import WAYS  # noqa: E402
@@ -48,6 +49,15 @@ def ready(make: Callable[[], Any]) -> tuple[Any, float]:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return call, time.monotonic() - begun
+
+
+def _recipe(subject: Subject) -> Callable[[], Any]:
+    """Build the recipe; what torch.fx can't trace keeps its BatchNorms."""
+    try:
+        return WAYS["recipe"].build(subject, "quick")
+    except TraceError as error:
+        print(f"{subject.name}: BatchNorms stay, for torch.fx says: {error}", file=sys.stderr, flush=True)
+        return GRAPH.build(subject, "quick")
 
 
 class Turns:
@@ -157,8 +167,9 @@ def measure(cell: str, device: torch.device, dtype: torch.dtype, rounds: int, tu
     seconds: dict[str, float] = {}
     with torch.no_grad():
         calls["fast"], seconds["fast"] = ready(ours)
-        for way in ("recipe", "eager-cl") if device.type == "cuda" else ("eager-cl",):
-            calls[way], seconds[way] = ready(lambda way=way: WAYS[way].build(subject, "quick"))
+        if device.type == "cuda":
+            calls["recipe"], seconds["recipe"] = ready(lambda: _recipe(subject))
+        calls["eager-cl"], seconds["eager-cl"] = ready(lambda: WAYS["eager-cl"].build(subject, "quick"))
         with turns.alone() if turns is not None else nullcontext():
             times = {way: median(found) / 1000 for way, found in clock(device).throughput(calls, rounds).items()}
     report = why(made[0])

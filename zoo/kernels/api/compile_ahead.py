@@ -57,7 +57,7 @@ def compile_ahead(
     """
     if tune not in ("quick", "full"):
         raise ValueError(f'tune={tune!r} is neither "quick" nor "full": nothing else is timed, so nothing is compiled before')
-    graph, places = understand(network, in_own_dtype(network, example if isinstance(example, tuple) else (example,)), {}, CPU)
+    graph, places = understand(network, in_own_dtype(network, example if isinstance(example, tuple) else (example,)), {}, CPU, dtype=dtype)
     if any(0 in node.shape for node in graph.inputs):  # of which a plan computes nothing
         return 0, 0
     tasks = kernels(graph, places, Setting(CPU, dtype), tune, Choices(CPU))  # a CPU's file has no choices of kernels

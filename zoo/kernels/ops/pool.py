@@ -1,4 +1,5 @@
-"""Max and average pooling over windows, with an affine and an activation of the input on the way in.
+"""Max and average pooling over windows, with an affine and an activation of the input on the way in, and of averages, as MetaFormers
+(Yu et al. 2022) mix pixels, the way out: the pixel itself is subtracted, channels are scaled, and a map is added.
 
 A lane owns a vector of channels and slides down `rows` output pixels: input rows that the next window covers again are combined
 once and carried along, where the kernel exceeds the stride by one, or is 3 at stride 1.
@@ -45,6 +46,9 @@ def reference(
     x: Tensor,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
+    less: Tensor | None = None,
+    factor: Tensor | None = None,
+    residual: Tensor | None = None,
     *,
     kind: str,
     kernel: tuple[int, int],
@@ -56,10 +60,15 @@ def reference(
 ) -> Tensor:
     """Pool ``pre_act(x * scale + shift)`` over windows as PyTorch does; padding may differ from side to side.
 
+    What comes out is ``(pooled - less) * factor + residual``, every part optional.
+
     Args:
         x: map (N, C, H, W), channels_last, maybe a channel slice.
         scale: float32 (C,), a factor for each channel.
         shift: float32 (C,), added for each channel.
+        less: map of the shape of the result, subtracted from averages.
+        factor: float32 (C,), what is left is multiplied by; with `less`.
+        residual: map of the shape of the result, added at the end; with `less`.
         kind: "max" (padding counts as -inf, NaN wins) or "avg".
         kernel: (height, width) of a window in pixels.
         stride: (down, right), pixels from window to window.
@@ -89,26 +98,36 @@ def reference(
     total = F.avg_pool2d(F.pad(y, (left, right + beside, top, bottom + below)), kernel, stride, divisor_override=1)
     counted = y.new_ones(1, 1, *x.shape[2:])
     counted = F.pad(F.pad(counted, (left, right, top, bottom), value=float(count_include_pad)), (0, beside, 0, below))
-    return (total / F.avg_pool2d(counted, kernel, stride, divisor_override=1)).to(x.dtype)
+    y = total / F.avg_pool2d(counted, kernel, stride, divisor_override=1)
+    if less is not None:
+        y = y - less.to(exact)
+    if factor is not None:
+        y = y * factor.to(exact)[:, None, None]
+    return (y if residual is None else y + residual.to(exact)).to(x.dtype)
 
 
 @of(reference)
-def supports(x, scale, shift, kind, kernel, stride, padding, ceil_mode, pre_act, **_) -> str:
+def supports(x, scale, shift, less, factor, residual, kind, kernel, stride, padding, ceil_mode, pre_act, **_) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     narrow = x.dtype in NARROW and kind == "max" and scale is None and shift is None and pre_act == "none"
     if x.dim() != 4 or (x.dtype not in DTYPES and not narrow):
         return "not a map of float32, bfloat16 or float16, nor a maximum of 8 bits"
     if kind not in ("max", "avg") or pre_act not in ACTIVATIONS:
         return "unknown kind or activation"
-    if not per_channel(x, scale, shift):
-        return "scale and shift are not float32, one for each channel"
+    if not per_channel(x, scale, shift, factor):
+        return "scale, shift and factor are not float32, one for each channel"
+    if (less is None and (factor is not None or residual is not None)) or (less is not None and kind != "avg"):
+        return "a factor or a residual of what nothing was subtracted from, or a maximum that something is"
     if not 1 <= min(kernel) <= max(kernel) <= LARGEST_KERNEL or min(stride) < 1:
         return f"windows are not 1 to {LARGEST_KERNEL} pixels wide and high"
     if min(padding) < 0 or max(padding[:2]) >= max(kernel[0], 2) or max(padding[2:]) >= max(kernel[1], 2):
         return "windows that lie in the padding alone"
     if min(_out(x, kernel, stride, padding, ceil_mode)) < 1:
         return "the window is larger than the image"
-    return unreadable(x)
+    shape = (*x.shape[:2], *_out(x, kernel, stride, padding, ceil_mode))
+    if any(more is not None and (tuple(more.shape) != shape or more.dtype not in DTYPES) for more in (less, residual)):
+        return "what is subtracted or added is no map of the result's shape"
+    return unreadable(x, less, residual)
 
 
 @triton.jit
@@ -147,6 +166,9 @@ def _pool(
     x,
     scale,
     shift,
+    less,
+    factor,
+    residual,
     out,
     lanes,
     groups_per_pixel,
@@ -156,6 +178,8 @@ def _pool(
     out_width,
     x_step,
     out_step,
+    less_step,
+    residual_step,
     WINDOW: tl.constexpr,
     HOW: tl.constexpr,
     INCLUDE: tl.constexpr,
@@ -186,8 +210,11 @@ def _pool(
         scale = tl.load(scale + c, mask=alive)
     if shift is not None:
         shift = tl.load(shift + c, mask=alive)
+    if factor is not None:
+        factor = tl.load(factor + c, mask=alive)
+    lane = tl.arange(0, V)[None, :]
     at = image * (height * width * x_step) + group
-    to = (image * (out_height * out_width) + ow) * out_step + group
+    begins = image * (out_height * out_width) + ow
     col = ow * WINDOW[3] - WINDOW[6]
     across = tl.minimum(col + KW, width + WINDOW[7]) - col if INCLUDE else tl.minimum(col + KW, width) - tl.maximum(col, 0)
     row = first * SH - WINDOW[4]
@@ -214,7 +241,14 @@ def _pool(
             else:
                 down = tl.minimum(row + KH, height + WINDOW[5]) - row if INCLUDE else tl.minimum(row + KH, height) - tl.maximum(row, 0)
                 y = y / tl.maximum(down * across, 1).to(tl.float32)
-        tl.store(out + ((to + (first + r) * (out_width * out_step)) * V + tl.arange(0, V)[None, :]), y.to(out.dtype.element_ty), mask=live)
+        place = begins + (first + r) * out_width
+        if less is not None:
+            y -= tl.load(less + ((place * less_step + group) * V + lane), mask=live, other=0.0).to(tl.float32)
+        if factor is not None:
+            y *= factor
+        if residual is not None:
+            y += tl.load(residual + ((place * residual_step + group) * V + lane), mask=live, other=0.0).to(tl.float32)
+        tl.store(out + ((place * out_step + group) * V + lane), y.to(out.dtype.element_ty), mask=live)
 
 
 @of(reference)
@@ -235,7 +269,21 @@ def configs(x, kernel, stride, padding, ceil_mode, **_) -> list[dict[str, int]]:
 
 @launches(reference, configs)
 def launch(
-    x, scale, shift, kind, kernel, stride, padding, ceil_mode, count_include_pad, pre_act, config, out: Tensor | None = None
+    x,
+    scale,
+    shift,
+    less,
+    factor,
+    residual,
+    kind,
+    kernel,
+    stride,
+    padding,
+    ceil_mode,
+    count_include_pad,
+    pre_act,
+    config,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice."""
     n, c, h, w = x.shape
@@ -243,12 +291,12 @@ def launch(
     out = empty_map(n, c, oh, ow, x) if out is None else out
     if out.numel() == 0:
         return out
-    v, groups, *steps = units(16 // x.element_size() if x.dtype in NARROW else 8, x, out)
+    v, groups, *steps = units(16 // x.element_size() if x.dtype in NARROW else 8, x, out, less, residual)
     lanes = n * triton.cdiv(oh, config["rows"]) * ow * groups
     inside = not any(padding) and (oh - 1) * stride[0] + kernel[0] <= h and (ow - 1) * stride[1] + kernel[1] <= w
     changed = scale is not None or shift is not None or pre_act != "none"
     _pool[(triton.cdiv(lanes, config["block"]),)](
-        x, scale, shift, out, lanes, groups, h, w, oh, ow, *steps, WINDOW=(*kernel, *stride, *padding),
+        x, scale, shift, less, factor, residual, out, lanes, groups, h, w, oh, ow, *steps, WINDOW=(*kernel, *stride, *padding),
         HOW=(kind == "max", pre_act, inside, changed), INCLUDE=count_include_pad, V=v, ROWS=config["rows"], BLOCK=config["block"],
         num_warps=config["warps"], **overlap(x),
     )  # fmt: skip
@@ -256,18 +304,21 @@ def launch(
 
 
 @of(reference)
-def cost(x, scale, shift, kernel, stride, padding, ceil_mode, **_) -> tuple[int, int]:
+def cost(x, scale, shift, less, factor, residual, kernel, stride, padding, ceil_mode, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     pooled = x.shape[0] * x.shape[1] * math.prod(_out(x, kernel, stride, padding, ceil_mode))
-    parts = (scale is not None) + (shift is not None)
-    return pooled * kernel[0] * kernel[1] + x.numel() * parts, (x.numel() + pooled) * x.element_size() + parts * 4 * x.shape[1]
+    parts, more = (scale is not None) + (shift is not None), {id(part) for part in (less, residual) if part is not None}
+    operations = pooled * (kernel[0] * kernel[1] + len(more) + (factor is not None)) + x.numel() * parts
+    maps = x.numel() + pooled * (1 + len(more - {id(x)}))  # what is subtracted is most often what was pooled
+    return operations, maps * x.element_size() + (parts + (factor is not None)) * 4 * x.shape[1]
 
 
 def _case(name: str, shape: tuple[int, ...], kind: str, kernel: int, stride: int, pad: int = 0, **more: Any) -> dict[str, Any]:
     return {"name": name, "shape": shape, "kind": kind, "kernel": (kernel,) * 2, "stride": (stride,) * 2, "padding": (pad,) * 4, **more}
 
 
-# `wide`: x is a slice of a map this wide, beginning at channel 8; `affine`: scale and shift are given.
+# `wide`: x is a slice of a map this wide, beginning at channel 8; `affine`: scale and shift are given; `mixes`: of less (x itself where
+# "itself" is among them), factor and residual.
 CASES: list[dict[str, Any]] = [
     _case("stem", (2, 16, 9, 12), "max", 3, 2, 1),
     _case("stem, ceil", (1, 24, 7, 8), "max", 3, 2, ceil_mode=True),
@@ -282,6 +333,9 @@ CASES: list[dict[str, Any]] = [
     _case("window of one", (1, 8, 5, 4), "avg", 1, 2, pre_act="silu"),
     _case("whole image", (2, 16, 4, 4), "avg", 4, 1, pre_act="relu6"),
     {**_case("uneven", (1, 16, 6, 9), "avg", 2, 2, pre_act="gelu"), "kernel": (2, 3), "stride": (2, 1), "padding": (0, 1, 1, 2)},
+    _case("mixer", (2, 16, 6, 7), "avg", 3, 1, 1, count_include_pad=False, mixes="less itself factor residual"),
+    _case("mixer, a slice, another map", (1, 24, 5, 4), "avg", 3, 1, 1, wide=40, affine=True, pre_act="relu", mixes="less residual"),
+    _case("difference of halves", (2, 5, 6, 4), "avg", 2, 2, mixes="less factor"),
     _case("batch 0", (0, 16, 8, 8), "max", 2, 2),
 ]
 LARGE_CASES: list[dict[str, Any]] = [
@@ -294,6 +348,7 @@ LARGE_CASES: list[dict[str, Any]] = [
     _case("inception branch, batch 256", (256, 192, 35, 35), "avg", 3, 1, 1),
     _case("resnet stem, batch 1", (1, 64, 112, 112), "max", 3, 2, 1),
     _case("googlenet branch, batch 1", (1, 480, 14, 14), "max", 3, 1, 1),
+    _case("poolformer stage 1, batch 64", (64, 64, 56, 56), "avg", 3, 1, 1, count_include_pad=False, mixes="less itself factor residual"),
 ]
 
 
@@ -303,4 +358,13 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     args: dict[str, Any] = {"x": draw.map(case["shape"], case.get("wide", 0))}
     if case.get("affine"):
         args |= {part: draw.normal(case["shape"][1]) for part in ("scale", "shift")}
-    return args | {key: value for key, value in case.items() if key not in ("name", "shape", "wide", "affine")}
+    args |= {key: value for key, value in case.items() if key not in ("name", "shape", "wide", "affine", "mixes")}
+    mixes, x = case.get("mixes", "").split(), args["x"]
+    made = (*x.shape[:2], *_out(**args))
+    if "less" in mixes:
+        args["less"] = x if "itself" in mixes else draw.map(made)
+    if "factor" in mixes:
+        args["factor"] = draw.normal(case["shape"][1])
+    if "residual" in mixes:
+        args["residual"] = draw.map(made)
+    return args

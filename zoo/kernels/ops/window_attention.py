@@ -58,6 +58,7 @@ def reference(
     stride: tuple[int, int],
     roll: tuple[int, int] = (0, 0),
     first: tuple[int, int, int],
+    pitch: int = 0,
     factor: float = 1.0,
     cosine: bool = False,
     tf32: bool = False,
@@ -75,6 +76,7 @@ def reference(
         stride: from one window to the next: rows and columns for windows, 1 for a grid.
         roll: by how many pixels the map is shifted before, down and along, cyclically.
         first: channel of the first query, key and value.
+        pitch: channels from a head's first query to the next head's, where a head's keys and values lie between; 0 is E.
         factor: of all logits.
         cosine: divides queries and keys by their norms, as Swin V2 does.
         tf32: lets the kernel multiply float32 in TF32.
@@ -84,10 +86,11 @@ def reference(
     """
     del tf32  # of the kernel
     n, _, h, w = x.shape
-    width = _width(x.shape[1], first, heads)
+    width = _width(x.shape[1], first, heads, pitch)
     where = pixels_of((h, w), window, step, stride, roll, x.device)
     tokens = x.permute(0, 2, 3, 1).flatten(1, 2)[:, where]  # (N, windows, T, C)
-    q, k, v = (tokens[..., begin : begin + heads * width].unflatten(-1, (heads, width)).transpose(2, 3) for begin in first)
+    step_by = pitch or width
+    q, k, v = (tokens[..., begin:].unfold(-1, width, step_by)[..., :heads, :].transpose(2, 3) for begin in first)
     if cosine:
         q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
     logits = (q * factor) @ k.transpose(-2, -1)
@@ -103,20 +106,20 @@ def reference(
     return made.view(n, h, w, heads * width).permute(0, 3, 1, 2)
 
 
-def _width(channels: int, first: tuple[int, int, int], heads: int) -> int:
-    """Return the channels of a head: queries, keys and values lie one behind the other, whatever their order."""
-    edges = sorted((*first, channels))
-    return min(after - before for before, after in pairwise(edges)) // heads
+def _width(channels: int, first: tuple[int, int, int], heads: int, pitch: int) -> int:
+    """Return the channels of a head: queries, keys and values lie one behind the other, whatever their order, of all heads or of one."""
+    edges = sorted((*first, min(first) + pitch if pitch else channels))
+    return min(after - before for before, after in pairwise(edges)) // (1 if pitch else heads)
 
 
 @of(reference)
-def supports(x, bias, scale, region, heads, window, first, **_) -> str:
+def supports(x, bias, scale, region, heads, window, first, pitch, **_) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
     if x.shape[2] % window[0] or x.shape[3] % window[1]:
         return "the windows don't divide the map"
-    if window[0] * window[1] > MOST_TOKENS or _width(x.shape[1], first, heads) > MOST_CHANNELS:
+    if window[0] * window[1] > MOST_TOKENS or _width(x.shape[1], first, heads, pitch) > MOST_CHANNELS:
         return f"more than {MOST_TOKENS} pixels a window or {MOST_CHANNELS} channels a head"
     if any(part is not None and part.dtype != torch.float32 for part in (bias, scale, region)):
         return "bias, scale or region is not float32"
@@ -150,6 +153,7 @@ def _window_attention(
     Q: tl.constexpr,
     K: tl.constexpr,
     VALUE: tl.constexpr,
+    PITCH: tl.constexpr,
     COSINE: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDE: tl.constexpr,
@@ -179,9 +183,9 @@ def _window_attention(
     mine = (image * height + row) * width + col
     e = tl.arange(0, WIDE)
     there, here = inside[:, None] & (e < E)[None, :], asks[:, None] & (e < E)[None, :]
-    q = tl.load(x + mine[:, None] * x_pixel + Q + head * E + e[None, :], mask=here, other=0.0)
-    k = tl.load(x + pixel[:, None] * x_pixel + K + head * E + e[None, :], mask=there, other=0.0)
-    v = tl.load(x + pixel[:, None] * x_pixel + VALUE + head * E + e[None, :], mask=there, other=0.0)
+    q = tl.load(x + mine[:, None] * x_pixel + Q + head * PITCH + e[None, :], mask=here, other=0.0)
+    k = tl.load(x + pixel[:, None] * x_pixel + K + head * PITCH + e[None, :], mask=there, other=0.0)
+    v = tl.load(x + pixel[:, None] * x_pixel + VALUE + head * PITCH + e[None, :], mask=there, other=0.0)
     logits = product(q, tl.trans(k), tl.zeros((QUERIES, BLOCK), tl.float32), PRECISION)
     if COSINE:  # the products of what was divided by its norm, without rounding that
         a, b = q.to(tl.float32), k.to(tl.float32)
@@ -215,11 +219,11 @@ def configs(window, **_) -> list[dict[str, int]]:
 
 @launches(reference, configs)
 def launch(
-    x, bias, scale, region, heads, window, step, stride, roll, first, factor, cosine, tf32, config, out: Tensor | None = None
+    x, bias, scale, region, heads, window, step, stride, roll, first, pitch, factor, cosine, tf32, config, out: Tensor | None = None
 ) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice."""
     n, channels, h, w = x.shape
-    each = _width(channels, first, heads)
+    each = _width(channels, first, heads, pitch)
     out = empty_map(n, heads * each, h, w, x) if out is None else out
     if out.numel() == 0:
         return out
@@ -229,8 +233,9 @@ def launch(
     constants: dict[str, Any] = {
         "HEADS": heads, "E": each, "ROWS": rows, "COLS": cols, "STEP_Y": step[0], "STEP_X": step[1],
         "STRIDE_Y": stride[0], "STRIDE_X": stride[1], "ROLL_Y": roll[0] % h, "ROLL_X": roll[1] % w,
-        "Q": first[0], "K": first[1], "VALUE": first[2], "COSINE": cosine, "BLOCK": max(16, triton.next_power_of_2(tokens)),
-        "WIDE": max(16, triton.next_power_of_2(each)), "QUERIES": config["queries"], "APART_BY": APART,
+        "Q": first[0], "K": first[1], "VALUE": first[2], "PITCH": pitch or each, "COSINE": cosine,
+        "BLOCK": max(16, triton.next_power_of_2(tokens)), "WIDE": max(16, triton.next_power_of_2(each)),
+        "QUERIES": config["queries"], "APART_BY": APART,
         "PRECISION": "tf32" if tf32 else "ieee", "num_warps": config["warps"],
     }  # fmt: skip
     constants["PARTS"] = triton.cdiv(tokens, config["queries"])
@@ -241,10 +246,10 @@ def launch(
 
 
 @of(reference)
-def cost(x, window, heads, first, **_) -> tuple[int, int]:
+def cost(x, window, heads, first, pitch, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     n, channels, h, w = x.shape
-    each = heads * _width(channels, first, heads)
+    each = heads * _width(channels, first, heads, pitch)
     return 4 * n * h * w * window[0] * window[1] * each, (x.numel() + n * h * w * each) * x.element_size()
 
 
@@ -265,6 +270,16 @@ CASES: list[dict[str, Any]] = [
     {"name": "grid", "shape": (1, 96, 6, 8), "heads": 2, "window": (2, 4), "kind": "grid", "parts": "bias"},
     {"name": "odd channels", "shape": (1, 39, 3, 6), "heads": 1, "window": (3, 3), "parts": "bias"},
     {"name": "values first, more pixels than queries", "shape": (1, 60, 5, 7), "heads": 2, "window": (5, 7), "first": (20, 40, 0)},
+    {
+        "name": "CoAtNet: a head's queries, keys and values",
+        "shape": (2, 36, 3, 4),
+        "heads": 3,
+        "window": (3, 4),
+        "first": (0, 4, 8),
+        "pitch": 12,
+        "parts": "bias",
+    },
+    {"name": "BEiT: tokens", "shape": (2, 48, 17, 1), "heads": 2, "window": (17, 1), "parts": "bias"},
     {"name": "slice", "shape": (1, 48, 4, 4), "heads": 1, "window": (2, 2), "wide": 64},
     {"name": "batch 0", "shape": (0, 48, 4, 4), "heads": 1, "window": (2, 2)},
 ]
@@ -272,6 +287,16 @@ LARGE_CASES: list[dict[str, Any]] = [
     {"name": "Swin-T 64x96@56", "shape": (64, 288, 56, 56), "heads": 3, "window": (7, 7), "roll": (-3, -3), "parts": "bias region"},
     {"name": "Swin-T 64x384@14", "shape": (64, 1152, 14, 14), "heads": 12, "window": (7, 7), "parts": "bias"},
     {"name": "Swin V2-T 64x192@32", "shape": (64, 576, 32, 32), "heads": 6, "window": (8, 8), "parts": "bias scale", "cosine": True},
+    {"name": "BEiT-B 32x197", "shape": (32, 2304, 197, 1), "heads": 12, "window": (197, 1), "parts": "bias", "factor": 0.125},
+    {
+        "name": "CoAtNet-0 32x384@14",
+        "shape": (32, 1152, 14, 14),
+        "heads": 12,
+        "window": (14, 14),
+        "first": (0, 32, 64),
+        "pitch": 96,
+        "parts": "bias",
+    },
     {"name": "MaxViT-T 32x64@56 grid", "shape": (32, 192, 56, 56), "heads": 2, "window": (7, 7), "kind": "grid", "parts": "bias"},
 ]
 
@@ -291,6 +316,7 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
         "stride": (1, 1) if grid else window,
         "roll": case.get("roll", (0, 0)),
         "first": case.get("first", (0, c // 3, 2 * c // 3)),
+        "pitch": case.get("pitch", 0),
         "factor": case.get("factor", 1.0),
         "cosine": case.get("cosine", False),
     }

@@ -3,6 +3,7 @@
     convolution + bias (+ residual) + activation          "conv"
     BatchNorm + activation in front of a 1x1 or a pool    its prologue (DenseNet)
     squeeze-excite                                        "squeeze_excite", its product in the prologue of the 1x1 behind it
+    an average less its pixel (* scale) (+ residual)      its "pool" (MetaFormers)
     everything element-wise that is left                  "pointwise"
 
 Every step's `roles` and `attrs` are then the arguments of the kernels in `ops/`. Steps that *may* be joined further, where timing
@@ -17,7 +18,7 @@ from zoo.kernels.passes.kinds import is_pointwise
 
 def fuse(graph: Graph) -> None:
     """Fuse until nothing more can be fused."""
-    for rule in (_pools_first, _epilogues, _elementwise, _prologues, _gates, _squeeze_excite):
+    for rule in (_pools_first, _mixers, _epilogues, _elementwise, _prologues, _gates, _squeeze_excite):
         users = graph.users()
         for node in list(graph.nodes):
             if node in users:  # not swallowed meanwhile
@@ -57,6 +58,37 @@ def _pools_first(graph: Graph, node: Node, users: Users) -> None:
     graph.nodes += [pool, late]
     graph.replace(node, late)
     users.pop(conv)
+
+
+def _mixers(graph: Graph, node: Node, users: Users) -> None:
+    """What is subtracted from an average, what the difference is multiplied by, and what is added, join the pool."""
+    if node.op == "affine":
+        pool = node.inputs[0]
+        free = pool.op == "pool" and "less" in pool.roles and "residual" not in pool.roles and pool.attrs.get("factor") is None
+        if free and _single(pool, users) and not bool(node.attrs["shift"].any()):
+            pool.attrs["factor"] = node.attrs["scale"].float()
+            _absorb(graph, pool, node, users)
+        return
+    if node.op != "add":
+        return
+    for pool, other in (node.inputs, node.inputs[::-1]):
+        if pool.op != "pool" or pool.attrs["kind"] != "avg" or not _single(pool, users) or pool is other or "residual" in pool.roles:
+            continue
+        role, read = ("residual", other) if "less" in pool.roles else ("less", other.inputs[0] if _negates(other) else None)
+        if read is None or read is pool or read.op == "const" or read.shape != pool.shape or _reaches(read, pool):
+            continue
+        pool.add_input(role, read)
+        _absorb(graph, pool, node, users)
+        if read is not other:
+            users[other] = [reader for reader in users[other] if reader is not pool]
+            users[read] = [*(reader for reader in users[read] if reader is not other or users[other]), pool]
+        graph.nodes.remove(pool)  # it is computed where the sum was
+        graph.nodes.insert(graph.nodes.index(node), pool)
+        return
+
+
+def _negates(node: Node) -> bool:
+    return node.op == "affine" and bool((node.attrs["scale"] == -1).all()) and not bool(node.attrs["shift"].any())
 
 
 def _epilogues(graph: Graph, node: Node, users: Users) -> None:

@@ -59,6 +59,9 @@ def lower(graph: Graph) -> None:
     graph.outputs = [done.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in graph.outputs]
     graph.prune()
     share(graph)
+    for node in graph.nodes:
+        if node.op == "affine":  # what was made here is multiplied by what came with the network
+            node.attrs |= {name: node.attrs[name].to(device) for name in ("scale", "shift")}
 
 
 def _like(node: Node, op: str, inputs: list[Node], roles: list[str], shape: tuple[int, ...] | None = None, **attrs: Any) -> Node:
@@ -174,7 +177,9 @@ def _gelu(node: Node, x: Node, approximate: str = "none") -> Node | None:
 
 
 def _add(node: Node, a: Any, b: Any, alpha: Any = 1) -> Node | None:
-    """Two maps of the same shape, or a map with a constant for each of its channels, which go last."""
+    """Two maps of the same shape, or a map with a constant for each of its channels, which go last; MobileOnes begin sums with 0."""
+    if isinstance(a, Node) and isinstance(b, int | float) and b == 0 and a.dtype == node.dtype:
+        return a
     if not (isinstance(a, Node) and isinstance(b, Node)) or alpha != 1 or len(node.shape) not in (3, 4) or a.dtype != b.dtype:
         return None
     maps = [map_of(a), map_of(b)]
@@ -188,6 +193,19 @@ def _add(node: Node, a: Any, b: Any, alpha: Any = 1) -> Node | None:
             shift = held.double().flatten()
             return shown(_like(node, "affine", [source], ["x"], source.shape, scale=torch.ones_like(shift), shift=shift), node.shape)
     return None
+
+
+def _sub(node: Node, a: Any, b: Any, alpha: Any = 1) -> Node | None:
+    """The difference of two maps is a sum with what has the other sign."""
+    if not (isinstance(a, Node) and isinstance(b, Node)) or alpha != 1 or not a.shape == b.shape == node.shape or len(a.shape) < 3:
+        return None
+    seen = map_of(b)
+    if a.dtype != b.dtype or "const" in (a.op, b.op) or (seen is None and len(b.shape) != 4):
+        return None
+    source = b if seen is None else as_map(b)
+    scale = -torch.ones(source.shape[1], dtype=torch.float64)
+    negated = _like(node, "affine", [source], ["x"], source.shape, scale=scale, shift=torch.zeros_like(scale))
+    return _add(node, a, negated if source is b else shown(negated, b.shape))
 
 
 def _layer_norm(node: Node, x: Node, normalized: list[int], weight: Node | None, bias: Node | None, eps: float) -> Node | None:
@@ -376,6 +394,7 @@ _RULES: Mapping[Any, Callable[..., Node | None]] = {
     aten.leaky_relu.default: _leaky, aten.leaky_relu_.default: _leaky,
     aten.gelu.default: _gelu,
     aten.add.Tensor: _add, aten.add_.Tensor: _add,
+    aten.sub.Tensor: _sub, aten.sub_.Tensor: _sub,
     aten.mul.Tensor: _mul, aten.mul_.Tensor: _mul,
     aten.cat.default: _cat,
     aten.max_pool2d_with_indices.default: _max_pool, aten.max_pool2d.default: _max_pool,

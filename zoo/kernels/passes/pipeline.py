@@ -19,13 +19,19 @@ from zoo.kernels.passes.windows import windows
 
 
 def understand(
-    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None = None, islands: bool = False
+    network: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: torch.device | None = None,
+    islands: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Graph, dict[Node, Place]]:
     """Trace, lower, fold, fuse and place: everything that needs no device and no clock.
 
     Args: as of `trace`, and
 
         islands: gather what no kernel takes for PyTorch's compiler.
+        dtype: what the plan will compute in; None may be any.
 
     Returns:
         The steps, and where the parts of its concatenations lie.
@@ -37,7 +43,7 @@ def understand(
     graph = trace(network, args, kwargs, device)
     lower(graph)
     gate_responses(graph)
-    fold(graph)
+    fold(graph, dtype)
     windows(graph)
     fuse(graph)
     if islands:

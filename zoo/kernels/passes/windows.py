@@ -5,6 +5,8 @@ each other, and puts the windows together again. Almost all of it moves pixels. 
 is: the pixels of a map, in another order. What is computed of each pixel alone is computed on the map instead, and attention becomes the
 step "window_attention", whose arguments say where the pixels of a window lie. Where the order comes out as the map's own, nothing has
 moved, and the map takes the value's place.
+
+Attention of all tokens to which a constant is added, as BEiT's positions are, is such a step too, of one window.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ Factor = tuple[int, int, int]
 Dims = tuple[tuple[Factor, ...], ...]
 KEYS = 4
 """Added to the axis of a key's pixel; a query's has none."""
+MOST_TOKENS, MOST_CHANNELS = 256, 128
+"""Tokens, and channels of a head, up to which attention with a constant is one window: the kernel holds them all."""
 APART = -100.0
 """What Swin adds to the logits of pixels that only its shift made neighbours."""
 
@@ -197,6 +201,8 @@ def _operator(node: Node, first: Known | None, walk: _Walk) -> Known | None:
         axes = list(range(len(node.shape)))
         axes[args[1]], axes[args[2]] = axes[args[2]], axes[args[1]]
         return _permuted(first, axes)
+    if func is torch.ops.kernelzoo.attention.default:
+        return _with_constant(node, args, walk)
     if func is aten.bmm.default:
         return _product(node, first, walk.found.get(node.inputs[1]), walk)
     if isinstance(first, Logits):
@@ -297,6 +303,29 @@ def _product(node: Node, left: Known | None, right: Known | None, walk: _Walk) -
     return None
 
 
+def _with_constant(node: Node, args: Sequence[Any], walk: _Walk) -> Order | None:
+    """Take attention that is one operator, where a constant is added to its logits; PyTorch's fast kernels know none."""
+    *tensors, mask, causal, scale, grouped = args
+    held = const_value(mask) if isinstance(mask, Node) else None
+    if held is None or not held.is_floating_point() or causal or grouped:
+        return None
+    orders = [walk.found.get(tensor) for tensor in tensors]
+    q, k, v = (order if isinstance(order, Order) and len(order.dims) == 4 else None for order in orders)
+    if q is None or k is None or v is None or k.root is not q.root or (k.dims, k.roll, k.unit) != (q.dims, q.roll, q.unit):
+        return None
+    tokens, width = node.shape[2:]
+    if tokens > MOST_TOKENS or width > MOST_CHANNELS:
+        return None
+    batch, heads, asking, _ = q.dims
+    q, k, v = (replace(order, dims=(order.dims[0] + order.dims[1], *order.dims[2:])) for order in (q, k, v))
+    q = replace(q, factor=q.factor * (width**-0.5 if scale is None else scale))
+    logits = _added(held, Logits(q, k, (batch, heads, asking, _looked_at(asking))))
+    if logits is None:
+        return None
+    made = _attention(node, replace(logits, dims=(batch + heads, asking, _looked_at(asking)), weighs=True), v, walk)
+    return None if made is None else replace(made, dims=(batch, made.dims[0][len(batch) :], asking, made.dims[2]))
+
+
 def _attention(node: Node, logits: Logits, value: Order, walk: _Walk) -> Order | None:
     """Make the step, where queries, keys and values are of the same pixels and the windows are regular."""
     query, key = logits.query, logits.key
@@ -311,17 +340,18 @@ def _attention(node: Node, logits: Logits, value: Order, walk: _Walk) -> Order |
     if placed is None or len(inner) != 1 or inner[0][0] != 1 or inner[0][2] != 1:
         return None
     width, firsts = inner[0][1], (query.start[1], key.start[1], value.start[1])
-    gaps = [after - before for before, after in pairwise(sorted((*firsts, shape[1])))]
-    if min(gaps) // heads != width or (query.unit and query.unit != inner):
+    pitch = _heads(query)[0][2] if len(_heads(query)) == 1 else width
+    if _heads(query) not in ((), ((1, heads, pitch),)) or (query.unit and query.unit != inner):
         return None
-    if _heads(query) not in ((), ((1, heads, width),)):
+    edges = sorted((*firsts, shape[1] if pitch == width else min(firsts) + pitch))
+    if min(after - before for before, after in pairwise(edges)) // (heads if pitch == width else 1) != width:
         return None
     if any((o.start[0], o.start[2], o.start[3]) != (0, 0, 0) for o in (query, key, value)):
         return None
     window, step, stride = placed
     attrs: dict[str, Any] = {
         "heads": heads, "window": window, "step": step, "stride": stride, "roll": (query.roll[2], query.roll[3]),
-        "first": firsts, "factor": query.factor * key.factor, "cosine": bool(query.unit),
+        "first": firsts, "pitch": 0 if pitch == width else pitch, "factor": query.factor * key.factor, "cosine": bool(query.unit),
         "bias": logits.bias, "scale": logits.scale, "region": logits.region,
     }  # fmt: skip
     if query.roll[0] or query.roll[1]:
@@ -329,7 +359,8 @@ def _attention(node: Node, logits: Logits, value: Order, walk: _Walk) -> Order |
     new = Node("window_attention", [query.root], attrs, (shape[0], heads * width, *shape[2:]), node.dtype, ["x"], node.layers)
     walk.made[(node,)] = new
     walk.attended = True
-    return Order(new, (batch, asking, inner), query.roll)
+    together = tuple((1, heads, width) if factor[0] == 1 else factor for factor in batch)
+    return Order(new, (together, asking, inner), query.roll)
 
 
 def _looked_at(factors: Iterable[Factor]) -> tuple[Factor, ...]:

@@ -98,8 +98,9 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
         if any(leaf.numel() == 0 for leaf in tensors):  # of which no pass makes anything
             blank = empty(trace(network, typed[0], typed[1], options.device), options.device, network)
             return lambda: blank
+        kind = options.dtype if narrowing is None else None  # scales are numbered by the steps that `candidates` saw
         with phase("tracing"):
-            graph, places = understand(network, typed[0], typed[1], options.device, islands=True)
+            graph, places = understand(network, typed[0], typed[1], options.device, islands=True, dtype=kind)
             if narrowing is not None:
                 narrowing.apply(graph, places)
         setting = Setting(options.device, options.dtype, options.tf32)
@@ -127,7 +128,7 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
             return _planned(graph, places, setting, replace(request, weights=weights), compilers, batches, reference)
 
         def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
-            return understand(network, typed[0], typed[1], options.device, islands)
+            return understand(network, typed[0], typed[1], options.device, islands, kind)
 
         if options.dtype == torch.float32:
             try:
@@ -261,7 +262,7 @@ def _means(network: nn.Module, graph: Graph, places: dict[Node, Place], batches:
         batches = pytree.tree_map(few, batches)
         try:
             args, kwargs = batches[0]
-            graph, places = understand(network, args, kwargs, setting.device)
+            graph, places = understand(network, args, kwargs, setting.device, dtype=setting.dtype)
         except Exception:  # the network insists on its batch; rounded to the nearest it may still pass
             return {}
     pictures = [tensors_of(batch) for batch in batches]

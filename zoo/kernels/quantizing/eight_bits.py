@@ -28,7 +28,7 @@ from zoo.kernels.tuning.request import Request
 
 WORSE = 1.5
 """Times the certified error on the kept images that a plan's error on them may be."""
-FORMAT = 1
+FORMAT = 2
 KIND = "eight_bits"
 """Its folder in the cache, and the name of its facts in a file."""
 NUMBERS = ("largest", "clipped", "lost")

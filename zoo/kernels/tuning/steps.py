@@ -61,7 +61,7 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "join": ("stride2", "act", "next_act", "tf32"),
     "layer_norm": ("eps",),
     "response_gate": ("eps",),
-    "window_attention": ("heads", "window", "step", "stride", "roll", "first", "factor", "cosine", "tf32"),
+    "window_attention": ("heads", "window", "step", "stride", "roll", "first", "pitch", "factor", "cosine", "tf32"),
 }
 
 _WEIGHTS: dict[str, tuple[str, ...]] = {
@@ -70,7 +70,7 @@ _WEIGHTS: dict[str, tuple[str, ...]] = {
 
 _VECTORS: dict[str, tuple[str, ...]] = {
     "join": ("bias", "next_bias"), "squeeze_excite": ("bias1", "bias2"),
-    "pool": ("scale", "shift"), "global_pool": ("scale", "shift"), "pointwise": ("scale", "shift"),
+    "pool": ("scale", "shift", "factor"), "global_pool": ("scale", "shift"), "pointwise": ("scale", "shift"),
     "layer_norm": ("scale", "shift"),
     "window_attention": ("bias", "scale", "region"), "response_gate": ("scale",),
     "conv": ("bias", "scale", "shift"),

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torchvision.models.maxvit import MaxVit
 from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
 
+from zoo.kernels.ops import window_attention
+from zoo.kernels.passes import windows as passes
 from zoo.kernels.passes.graph import Graph
 from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.program import Program
@@ -175,4 +177,59 @@ class Corner(nn.Module):
 def test_maps_of_two_sizes_are_not_mistaken_for_one() -> None:
     network, x = drawn(Corner()), torch.rand(1, 8, 8, 8, dtype=torch.float64)
     graph, places = understand(network, (x,), {}, CPU)
+    torch.testing.assert_close(run(graph, places, x), network(x))
+
+
+class Tokens(nn.Module):
+    """Attention of all tokens by PyTorch's one function; `kind` says how queries, keys and values lie, and what is added."""
+
+    def __init__(self, kind: str, tokens: int = 6) -> None:
+        super().__init__()
+        self.kind, self.qkv, self.proj = kind, nn.Linear(8, 24), nn.Linear(8, 8)
+        self.bias = nn.Parameter(torch.zeros(1 if kind == "the same of all heads" else 2, tokens, tokens))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, _, h, w = x.shape
+        tokens = x.flatten(2).transpose(1, 2)
+        made = self.qkv(tokens)
+        if self.kind == "a head's beside each other":
+            q, k, v = made.view(n, -1, 2, 12).transpose(1, 2).split(4, -1)
+        else:
+            q, k, v = made.view(n, -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        bias: Tensor | None = self.bias
+        if self.kind == "of each image":
+            bias = self.bias + x.mean((1, 2, 3))[:, None, None, None]
+        if self.kind == "which may be seen":
+            bias = self.bias > 0
+        if self.kind == "nothing":
+            bias = None
+        scale = 0.3 if self.kind == "another scale" else None
+        y = nn.functional.scaled_dot_product_attention(q, k, v, bias, is_causal=False, scale=scale)
+        return self.proj(y.transpose(1, 2).reshape(n, -1, 8)).transpose(1, 2).view(n, 8, h, w)
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("of each head", 1),
+        ("the same of all heads", 1),
+        ("a head's beside each other", 1),
+        ("another scale", 1),
+        ("nothing", 0),  # PyTorch's own kernels are the faster ones
+        ("of each image", 0),
+        ("which may be seen", 0),
+    ],
+)
+def test_attention_with_a_constant_is_one_window(kind: str, found: int) -> None:
+    network, x = drawn(Tokens(kind)), torch.rand(2, 8, 2, 3, dtype=torch.float64)
+    graph, places = understand(network, (x,), {}, CPU)
+    assert sum(step.op == "window_attention" for step in graph.steps()) == found
+    torch.testing.assert_close(run(graph, places, x), network(x))
+
+
+def test_more_tokens_than_a_program_holds_stay_with_pytorch() -> None:
+    assert (passes.MOST_TOKENS, passes.MOST_CHANNELS) == (window_attention.MOST_TOKENS, window_attention.MOST_CHANNELS)
+    network, x = drawn(Tokens("of each head", 289)), torch.rand(1, 8, 17, 17, dtype=torch.float64)
+    graph, places = understand(network, (x,), {}, CPU)
+    assert not any(step.op == "window_attention" for step in graph.steps())
     torch.testing.assert_close(run(graph, places, x), network(x))
