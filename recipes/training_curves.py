@@ -1,6 +1,7 @@
 """Train a network with and without `fast_step` on the same real images in the same order, and draw the losses over each other.
 
     python recipes/training_curves.py FILE.npz --model ResNet20 --steps 500 --seeds 3 --out curves
+    python recipes/training_curves.py FILE.npz --model ViT_Ti_16 --side 224 --batch-size 64 --adamw --lr 5e-4 --out curves-vit
 
 FILE.npz has arrays `jpeg`, `offset` and `label`: image i is the JPEG file jpeg[offset[i]:offset[i+1]]. Three ways: eager in float32,
 eager under autocast in bfloat16, and `fast_step(fast(network, train=True))` under the same autocast. A seed fixes the first weights and
@@ -50,18 +51,27 @@ def trained_by(way: str, cls: type[Model], seed: int, images: Tensor, labels: Te
     """Return the loss of every step."""
     torch.manual_seed(seed)
     network = cls(num_classes=int(labels.max()) + 1).train().to(images.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    optimizer = torch.optim.SGD(network.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(network.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
+    if args.adamw:
+        optimizer = torch.optim.AdamW(network.parameters(), args.lr, weight_decay=0.05, fused=images.is_cuda)
     loss_of = nn.CrossEntropyLoss()
     casts = torch.bfloat16 if way.endswith("bfloat16") else None
-    step = _stepper(network, loss_of, optimizer, casts, images[: args.batch_size] if way.startswith("fast") else None)
+    step = _stepper(network, loss_of, optimizer, casts, sized(images[: args.batch_size], args.side) if way.startswith("fast") else None)
     order = torch.Generator().manual_seed(1000 + seed)
     found = []
     for number in range(args.steps):
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1.0, (number + 1) / 50) * (1 - number / args.steps)
         chosen = torch.randint(len(images), (args.batch_size,), generator=order).to(images.device)
-        found.append(step(images[chosen], labels[chosen]))
+        found.append(step(sized(images[chosen], args.side), labels[chosen]))
     return torch.stack(found).float().tolist()
+
+
+def sized(images: Tensor, side: int | None) -> Tensor:
+    """Enlarge images to `side` pixels a side, where that is asked for."""
+    if side is None:
+        return images
+    return nn.functional.interpolate(images, (side, side), mode="bilinear").contiguous(memory_format=torch.channels_last)
 
 
 def _stepper(
@@ -99,6 +109,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--side", type=int, help="of the images in pixels; their own if left out")
+    parser.add_argument("--adamw", action="store_true", help="AdamW with a weight decay of 0.05 instead of SGD")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("curves"), help="OUT.json and OUT.png")
     args = parser.parse_args()
