@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -13,53 +12,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from zoo.kernels.measuring.timing import NotCapturable, graph_time_us
 from zoo.kernels.passes import recurrent
 
 _pytorchs = torch.ops.aten.scaled_dot_product_attention.default
-_cudnns = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-FASTER = 0.9
-"""Share of the time of PyTorch's choice below which cuDNN's kernel is taken: less of a gain might not be there the next time."""
-KEPT = 4096
-"""Shapes of which it is remembered which was faster."""
-_by_cudnn: dict[tuple[Any, ...], bool] = {}
 
 
 @torch.library.custom_op("kernelzoo::attention", mutates_args=())
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None, grouped: bool) -> Tensor:
     """Compute `torch.nn.functional.scaled_dot_product_attention` without dropout, by whichever kernel PyTorch has for the device.
 
-    On a GPU cuDNN's kernel is timed beside the one that PyTorch chooses, once for a shape; a capture takes what is known.
-
-    The result lies in memory as PyTorch's kernel leaves it: on a GPU mostly (N, L, heads, E), so that heads come together for nothing.
+    The result lies in memory as that kernel leaves it: on a GPU mostly (N, L, heads, E), so that heads come together for nothing.
     """
-    if query.is_cuda and mask is None and not grouped and query.dtype in (torch.bfloat16, torch.float16) and query.numel():
-        return _faster(query, key, value, causal, scale)(query, key, value, causal, scale)
     return _pytorchs(query, key, value, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
-
-
-def _faster(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Callable[..., Tensor]:
-    """Return what computes such attention fastest; PyTorch's choice where that isn't known and can't be timed now."""
-    tensors = (query, key, value)
-    name = (query.device, query.dtype, causal, scale, *(tuple(t.shape) for t in tensors), *(t.stride() for t in tensors))
-    if name not in _by_cudnn and not torch.cuda.is_current_stream_capturing():
-        while len(_by_cudnn) >= KEPT:
-            del _by_cudnn[next(iter(_by_cudnn))]
-        try:
-            times = [graph_time_us(partial(way, *tensors, causal, scale), target_ms=2) for way in (_chosen, _cudnn)]
-        except (NotCapturable, RuntimeError):  # cuDNN has no kernel for these
-            times = [0.0, 0.0]
-        _by_cudnn[name] = times[1] < FASTER * times[0]
-    return _cudnn if _by_cudnn.get(name) else _chosen
-
-
-def _chosen(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
-    return _pytorchs(query, key, value, None, 0.0, causal, scale=scale)
-
-
-def _cudnn(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
-    found = _cudnns(query, key, value, None, False, 0.0, causal, scale=scale)[0]
-    return found.transpose(1, 2).contiguous().transpose(1, 2)  # in memory as PyTorch's own leave it, mostly without a copy
 
 
 @attention.register_fake
