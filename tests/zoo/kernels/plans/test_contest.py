@@ -41,6 +41,7 @@ def decided(
     parity: Parity = RIGHT,
     fails: bool = False,
     before: bool = False,
+    kernel: str = "conv",
 ) -> tuple[Any, PlanReport, list[str]]:
     asked: list[str] = []
 
@@ -54,7 +55,7 @@ def decided(
     monkeypatch.setattr(contest, "parity", lambda *_: parity)
     monkeypatch.setattr(contest, "race", lambda *_: (plan_us, rival_us))
     monkeypatch.setattr(contest, "event_time_us", lambda *_, **__: plan_us)
-    report = PlanReport([(2, 3)], [Row("conv", "conv", (2, 5), plan_us, replaced_us)], RIGHT)
+    report = PlanReport([(2, 3)], [Row("conv", kernel, (2, 5), plan_us, replaced_us)], RIGHT)
     options: Any = SimpleNamespace(device=CPU, dtype=torch.bfloat16, tf32=False, tune=tune)
     whole = contest.Whole(
         nn.Linear(3, 5),
@@ -105,6 +106,13 @@ def test_no_compiler_is_asked_where_a_plan_is_far_ahead_or_nothing_is_tuned(monk
     assert decided(monkeypatch, choices, replaced_us=500.0)[2] == []
     assert decided(monkeypatch, choices, tune="none")[2] == []
     assert decided(monkeypatch, choices, replaced_us=float("inf"))[2] == ["compiled"]  # nothing is known of a step
+
+
+@pytest.mark.parametrize("kernel", ['pool {"block":128}', "pointwise", "layer_norm"])
+def test_being_far_ahead_of_operators_that_a_compiler_fuses_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, choices: Choices, kernel: str
+) -> None:
+    assert decided(monkeypatch, choices, replaced_us=5_000.0, kernel=kernel)[2] == ["compiled"]
 
 
 def test_a_compiler_that_fails_leaves_the_plan_and_is_told(monkeypatch: pytest.MonkeyPatch, choices: Choices) -> None:
