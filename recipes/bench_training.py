@@ -4,14 +4,14 @@
 
 A step is forward, cross entropy, backward and fused SGD with momentum, under bfloat16's autocast, images and weights channels_last. In one
 process, in turns, medians; each way has its own copy of the network. `ready` is seconds until the sixth step is done. `MiB` is what a way
-holds, pools of its graphs included, and what a step takes on top. A way whose loss is no number gets no figure.
+holds, pools of its graphs included, and what a step takes on top. A way whose loss is no number gets no figure. With
+`--at-once` several processes prepare networks on one card: `recipes/at_once.py`. `ready` is longer then.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
+from at_once import measured, processes  # noqa: E402
 from bench_modules import module_of  # noqa: E402
 
 from zoo import fast, fast_step, why  # noqa: E402
@@ -59,8 +60,9 @@ def step_of(way: str, network: nn.Module, images: Tensor, labels: Tensor, frozen
     return call, compiled
 
 
-def measure(cell: str, device: torch.device, rounds: int, frozen: str, ways: Sequence[str]) -> str:
+def measure(cell: str, options: argparse.Namespace) -> str:
     """Measure one LIBRARY:NAME@BATCH[xSIDE] and return its row; what `fast` says of its plan goes to stderr."""
+    device, frozen, ways = torch.device(options.device), options.frozen, options.ways.split(",")
     name, _, numbers = cell.rpartition("@")
     batch, side = (int(number) for number in (numbers if "x" in numbers else f"{numbers}x224").split("x"))
     torch.manual_seed(0)
@@ -92,7 +94,7 @@ def measure(cell: str, device: torch.device, rounds: int, frozen: str, ways: Seq
         if way == "fast":
             print(f"\n{cell}\n{why(model)}", file=sys.stderr, flush=True)
         steps[way] = step
-    times = {way: median(found) / 1000 for way, found in clock(device).throughput(steps, rounds).items()}
+    times = {way: median(found) / 1000 for way, found in clock(device).throughput(steps, options.rounds).items()}
     peers = [time for way, time in times.items() if way != "fast"]
     over = f"{min(peers) / times['fast']:.2f}" if peers and "fast" in times else "-"
 
@@ -112,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--frozen", default="", help="parameters whose names begin so don't learn, as stem")
     parser.add_argument("--ways", default=",".join(WAYS), help="default %(default)s")
+    processes(parser)
     options = parser.parse_args(arguments)
     ways = options.ways.split(",")
     if unknown := set(ways) - set(WAYS):
@@ -123,9 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     heads = [*heads[:count], "over", *heads[count : 2 * count], "memory over compile's", *heads[2 * count :]]
     print(f"| network | batch, side | {' | '.join(heads)} |")
     print("|---|--:|" + "--:|" * len(heads))
-    for cell in options.cells:
-        print(measure(cell, device, options.rounds, options.frozen, ways), flush=True)
-        gc.collect()
+    for row in measured(options.cells, measure, options):
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python recipes/latency.py ResNet18 ResNet50 MobileNetV2 VGG19      # the zoo's networks, on a GPU
 
 bfloat16, one image at the network's own size, weights random. The recipe is BatchNorm folded by `torch.fx`, `torch.compile`, channels_last,
-one CUDA graph. In one process, in turns drawn anew each round; a sample is one call and the wait for its end, by the host's clock.
+one CUDA graph. In one process, in turns drawn anew each round; a sample is one call and the wait for its end, by the host's clock. With
+`--at-once` several processes prepare networks on one card: `recipes/at_once.py`.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
 
-import zoo
-from zoo.bench.clock import clock
-from zoo.bench.peers import WAYS
-from zoo.bench.subject import IMAGES, SETTLING, Subject, settle
-from zoo.kernels.comparing.sample_images import natural_images
+from at_once import measured, processes  # noqa: E402
+
+import zoo  # noqa: E402
+from zoo.bench.clock import clock  # noqa: E402
+from zoo.bench.peers import WAYS  # noqa: E402
+from zoo.bench.subject import IMAGES, SETTLING, Subject, settle  # noqa: E402
+from zoo.kernels.comparing.sample_images import natural_images  # noqa: E402
 
 
-def measure(name: str, rounds: int) -> str:
+def measure(name: str, options: argparse.Namespace) -> str:
     """Time one network and return its row."""
     device, dtype = torch.device("cuda"), torch.bfloat16
     torch.manual_seed(0)
@@ -44,7 +47,7 @@ def measure(name: str, rounds: int) -> str:
         calls["recipe"] = WAYS["recipe"].build(subject, "quick")
         for call in calls.values():
             call()
-        times = {way: median(found) for way, found in clock(device).latency(calls, rounds).items()}
+        times = {way: median(found) for way, found in clock(device).latency(calls, options.rounds).items()}
     shown = [f"{times[way]:.0f}" for way in ("recipe", "fast", "static")]
     over = [f"{times['recipe'] / times[way]:.2f}" for way in ("fast", "static")]
     return f"| {name} | {' | '.join(shown + over)} |"
@@ -55,12 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="+", help="of the zoo")
     parser.add_argument("--rounds", type=int, default=300)
+    processes(parser)
     options = parser.parse_args(arguments)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print("| network | recipe us | fast us | static us | recipe over fast | recipe over static |")
     print("|---|--:|--:|--:|--:|--:|")
-    for name in options.networks:
-        print(measure(name, options.rounds), flush=True)
+    for row in measured(options.networks, measure, options):
+        print(row, flush=True)
 
 
 if __name__ == "__main__":
