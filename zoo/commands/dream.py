@@ -83,9 +83,9 @@ def dream(
     """
     from zoo.catalogue import model_class
     from zoo.commands.watching import watched
-    from zoo.dreaming.pictures import check_picture
     from zoo.dreaming.run import dream as one_dream
     from zoo.dreaming.run import dream_video
+    from zoo.images.writing import check_picture
     from zoo.pretrained.trained import trained
 
     places = _places(images, output, video)
@@ -135,14 +135,14 @@ def dream(
 
 
 def _save(image: Any, target: Path) -> None:
-    from zoo.dreaming.pictures import save
+    from zoo.images.writing import save
 
     save(image, target)
 
 
 def _places(images: list[Path], output: Path | None, video: Path | None) -> list[Path | None]:
     """Say where the dream of each picture goes, before anything is computed for it; None where only a film is asked for."""
-    from zoo.dreaming.pictures import transparent, writable_as
+    from zoo.images.writing import transparent, writable_as
 
     if folder := next((image for image in images if image.is_dir()), None):
         raise typer.BadParameter(f"'{folder}' is a folder; give its pictures, {folder / '*.jpg'}", param_hint="IMAGE")

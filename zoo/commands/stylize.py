@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from zoo.stylizing import StyleRun
 
 FILMS = (".gif", ".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".apng")
-QUALITY = 95
-"""Of JPEG and WebP."""
 
 
 def _styles(incomplete: str) -> list[str]:
@@ -60,7 +58,8 @@ def stylize(
     from zoo.commands.pictures import pictures
     from zoo.commands.watching import watched
     from zoo.images import BadImage
-    from zoo.images.kinds import MOVING, WRITTEN
+    from zoo.images.kinds import MOVING, OPAQUE, WRITTEN
+    from zoo.images.writing import save
     from zoo.stylizing import stylize as paint
     from zoo.stylizing import stylize_video
     from zoo.stylizing.photographs import prepared
@@ -85,23 +84,29 @@ def stylize(
         if target not in there:
             unused(target, replace)
             writable(target)
+    todo = [(one, target) for one, target in zip(given, targets, strict=False) if target not in there]
+    if len(todo) == 1 and not films and WRITTEN[todo[0][1].suffix.lower()] in OPAQUE:  # before a network is fetched for it
+        one, target = todo[0]
+        try:
+            photograph = one.read()
+            _keeps_transparency(photograph, one.name, target)
+        except BadImage as error:
+            raise typer.Exit(fail(error, 3 if isinstance(error, FileNotFoundError) else 1)) from None
+        todo = [(one._replace(read=lambda: photograph), target)]
     network = prepared(style, device)
     done: list[dict[str, Any]] = []
     failed: list[BadImage] = []
     show = partial(watched, console=err)
     told = {"strength": strength, "keep_colour": keep_colour}
-    todo = [(one, target) for one, target in zip(given, targets, strict=False) if target not in there]
     shown = show("painting", len(given), len(given) - len(todo)) if not quiet and len(given) > 1 else nullcontext(lambda images: None)
     with shown as advance:
         for one, target in todo:
             try:
-                photograph = one.read()
-                _keeps_transparency(photograph, one.name, target)
-                painted = paint(photograph, network, side=side, strip=strip, fast=fast, **told)
+                painted = paint(one.read(), network, side=side, strip=strip, fast=fast, **told)
             except BadImage as error:
                 failed.append(error)
             else:
-                _save(painted, target)
+                save(painted, target)
                 done.append({"image": one.name, "painting": str(target), "style": style, "width": painted.width, "height": painted.height})
             advance(1)
     for name, target in zip(films, targets[len(given) :], strict=True):
@@ -129,25 +134,14 @@ def _target(name: str, style: str, path: Path | None, several: bool) -> Path:
 
 def _keeps_transparency(photograph: Any, name: str, target: Path) -> None:
     """Refuse a painting whose kind of file has no transparency where its photograph has; raises BadImage."""
-    from zoo.dreaming.pictures import transparent, writable_as
     from zoo.images import BadImage
+    from zoo.images.writing import transparent, writable_as
 
     see_through = transparent(photograph) if isinstance(photograph, Path) else getattr(photograph, "has_transparency_data", False)
     try:
         writable_as(target, see_through)
     except ValueError as error:
         raise BadImage(f"{name}: {error}") from None
-
-
-def _save(painted: Any, target: Path) -> None:
-    """Write a painting whole or not at all."""
-    from weights.whole import whole
-    from zoo.images.kinds import WRITTEN
-
-    kind = WRITTEN[target.suffix.lower()]
-    how = {"quality": QUALITY} if kind in ("JPEG", "WEBP") else {}
-    with whole(target) as unfinished:
-        painted.save(unfinished, kind, **how)
 
 
 def _list(asked: bool) -> None:

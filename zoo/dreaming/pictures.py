@@ -1,4 +1,4 @@
-"""Pictures before and after a dream: upright, with their transparency and their colour profile."""
+"""Pictures to dream on: upright, with their transparency and their colour profile."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weights.whole import whole
-from zoo.images.kinds import OPAQUE, WRITTEN
 from zoo.images.preprocess import ORIENTATION, UPRIGHT, open_image
 from zoo.images.reading import opened_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-QUALITY = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"quality": 95}}
 STRIP = 1024
 
 
@@ -92,41 +89,3 @@ def rounded(x: Tensor) -> Tensor:
     for start in range(0, x.shape[2], STRIP):
         made[:, :, start : start + STRIP] = x[:, :, start : start + STRIP].round().clamp(0, 255).to("cpu", torch.uint8)
     return made
-
-
-def writable_as(path: Path, transparent: bool) -> str:
-    """Return Pillow's word for a file's kind.
-
-    Raises:
-        ValueError: its ending is no picture's, or it can't hold transparency that the picture has.
-    """
-    suffix = path.suffix.lower()
-    if suffix not in WRITTEN:
-        raise ValueError(f"'{path.name}' is no picture's name: it ends in {', '.join(WRITTEN)}; name it '{path.stem}.png'")
-    if transparent and WRITTEN[suffix] in OPAQUE:
-        raise ValueError(f"'{path.name}' would lose the picture's transparency, which {suffix} files don't hold; name it '{path.stem}.png'")
-    return WRITTEN[suffix]
-
-
-def check_picture(path: Path) -> None:
-    """Look at a file's head; raises as `read` where it is no picture."""
-    with opened_file(path, str(path)):
-        pass
-
-
-def transparent(path: Path) -> bool:
-    """Tell whether a picture's file says that it may be transparent; raises as `read`."""
-    with opened_file(path, str(path)) as image:
-        return image.has_transparency_data
-
-
-def save(image: Image, path: Path) -> Path:
-    """Write a picture, whole or not at all.
-
-    Raises:
-        OSError: it can't be written; what was there is as it was.
-    """
-    kind = writable_as(path, image.mode == "RGBA")
-    with whole(path) as unfinished:
-        image.save(unfinished, kind, icc_profile=image.info.get("icc_profile"), **QUALITY.get(kind, {}))
-    return path

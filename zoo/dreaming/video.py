@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weights.whole import whole, write_whole
-from zoo.dreaming.pictures import save
+from zoo.images.writing import save
 
 if TYPE_CHECKING:
     from PIL.Image import Image

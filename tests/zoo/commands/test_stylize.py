@@ -70,6 +70,8 @@ def test_a_jpeg_has_no_transparency_and_is_not_written(work: Path, capsys: pytes
     Image.new("RGBA", (40, 40), (10, 20, 30, 0)).save("clear.png")
     assert main(["stylize", "clear.png", "-s", "ink.pth", "-o", "out.jpg", "--strength", "0"]) == 1
     assert "'out.jpg' would lose the picture's transparency" in capsys.readouterr().err
+    assert main(["stylize", "clear.png", "-s", "hf://no/such", "-o", "out.jpg"]) == 1
+    assert "transparency" in capsys.readouterr().err  # before a network is fetched
     assert sorted(path.name for path in work.iterdir()) == ["clear.png", "ink.pth", "photos"]
     assert main(["stylize", "clear.png", "-s", "ink.pth", "-o", "out.png", "--strength", "0"]) == 0
     with Image.open("out.png") as painting:

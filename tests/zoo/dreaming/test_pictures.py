@@ -11,8 +11,9 @@ from PIL import Image, ImageCms
 
 from tests.zoo.dreaming.dreams import levels, picture
 from zoo.dreaming import dream
-from zoo.dreaming.pictures import read, save, writable_as
+from zoo.dreaming.pictures import read
 from zoo.images import BadImage
+from zoo.images.writing import save, writable_as
 from zoo.networks.model import Model
 
 QUICK: dict[str, Any] = {"at": "layer1", "steps": 1, "octaves": 1, "progress": False}
