@@ -61,7 +61,8 @@ def pictures(named: Sequence[str], output: Path | None = None) -> tuple[list[Pic
         inside = Path(name) if not is_url(name) and Path(name).is_dir() else None
         for index, item in enumerate(source):
             shown = item.key if inside is None else str(inside / item.key)
-            found.append(Picture(shown, partial(_read, source, index, shown)))
+            told = f"{shown} in {name}" if inside is None else shown  # a list's, or a shard's
+            found.append(Picture(shown, partial(_read, source, index, told)))
     if named and all(not _is_source(name) and not is_url(name) and not Path(name).exists() for name in named):
         for name in named:  # before a network is fetched for nothing
             with opened_file(Path(name), name):

@@ -46,6 +46,14 @@ def test_a_folder_is_all_of_its_pictures_with_the_answers_of_each(few: Path, tmp
     assert [row["predictions"] for row in predicted(capsys, str(few), files[0])] == [*answers, answers[0]]
 
 
+def test_what_is_missing_is_named_with_its_list(few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "list.txt").write_text(f"{next(few.iterdir())}\ngone.png\n")
+    assert main(["predict", "-m", "ResNet20", str(tmp_path / "list.txt")]) == 1
+    said = capsys.readouterr()
+    assert f"error: gone.png in {tmp_path / 'list.txt'}: it can't be read" in said.err
+    assert said.out.endswith("1 of 2 images classified\n")
+
+
 def test_an_answer_that_is_a_guess_is_marked_and_pictures_are_counted(
     few: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
