@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from weights.arguments import forgiving
 from zoo.catalogue import CATALOGUE
 from zoo.embedding.extracting import extractor
-from zoo.embedding.reading import Embeddings
+from zoo.embedding.reading import Embeddings, as_embeddings
 from zoo.networks.fingerprint import state_digest
 from zoo.networks.model import Model
 
@@ -40,11 +41,13 @@ class Neighbour:
 
 
 @forgiving
-def nearest(embeddings: Embeddings, model: Model, image: Any, k: int = 8, at: str | None = None) -> list[Neighbour]:
+def nearest(
+    embeddings: Embeddings | str | os.PathLike[str], model: Model, image: Any, k: int = 8, at: str | None = None
+) -> list[Neighbour]:
     """Find the images most like another.
 
     Args:
-        embeddings: what `read` returns.
+        embeddings: what `read` returns, or the file that `embed` wrote.
         model: the network that they were computed with.
         image: what `model.preprocess` takes, one.
         k: how many; all if there are fewer.
@@ -56,9 +59,14 @@ def nearest(embeddings: Embeddings, model: Model, image: Any, k: int = 8, at: st
     Raises:
         ValueError: the model is another, there is no such tap, or k is below 1.
         BadImage: the image can't be used.
+        FileNotFoundError, DamagedEmbeddings: see `read`.
+
+    Example:
+        >>> nearest("photos.parquet", trained(ResNet50), "dog.jpg")  # doctest: +SKIP
     """
     if k < 1:
         raise ValueError(f"k is how many neighbours, at least 1; got {k}")
+    embeddings = as_embeddings(embeddings)
     tap = embeddings.tap(at)
     wanted, here = embeddings.about.get("weights"), state_digest(model)
     if wanted is not None and wanted != here:

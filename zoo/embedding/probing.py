@@ -14,7 +14,7 @@ from torch import Tensor
 from weights.arguments import forgiving
 from weights.documents import read_json
 from zoo.embedding.classifiers import NEAREST, TEMPERATURE, by_neighbours, fitted, folds_of, logits, scaled
-from zoo.embedding.reading import Embeddings
+from zoo.embedding.reading import Embeddings, as_embeddings
 
 FOLDS = 10
 PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -50,12 +50,12 @@ class Probed:
 
 @forgiving
 def knn(
-    embeddings: Embeddings,
+    embeddings: Embeddings | str | os.PathLike[str],
     labels: str | os.PathLike[str] | Mapping[str, str] | None = None,
     *,
     at: str | None = None,
     k: int = NEAREST,
-    test: Embeddings | None = None,
+    test: Embeddings | str | os.PathLike[str] | None = None,
     folds: int = FOLDS,
     linear: bool = True,
 ) -> Probed:
@@ -66,11 +66,11 @@ def knn(
     give the same result every time.
 
     Args:
-        embeddings: what `read` returns.
+        embeddings: what `read` returns, or the file that `embed` wrote.
         labels: None takes those that the embeddings have; else {key: label}, or a file of it: JSON, or lines of key, tab or comma, label.
         at: the tap; None where there is one.
         k: neighbours that vote.
-        test: measure on these instead, and learn from all of `embeddings`.
+        test: measure on these instead, likewise, and learn from all of `embeddings`.
         folds: of the cross-validation.
         linear: whether to fit the linear classifier too.
 
@@ -80,9 +80,10 @@ def knn(
     Source:
         Wu et al. 2018, section 3.4, for the weighted vote and its temperature (https://arxiv.org/abs/1805.01978).
     """
-    tap = embeddings.tap(at)
     if k < 1 or folds < 2:
         raise ValueError(f"k is at least 1 and folds at least 2, got {k} and {folds}")
+    embeddings, test = as_embeddings(embeddings), None if test is None else as_embeddings(test)
+    tap = embeddings.tap(at)
     told = told_labels(labels)
     x, names = _labelled(embeddings, tap, told)
     classes = sorted(set(names))

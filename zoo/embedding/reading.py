@@ -59,6 +59,19 @@ class Embeddings:
         return name
 
 
+def as_embeddings(given: Embeddings | str | os.PathLike[str]) -> Embeddings:
+    """Return embeddings as they are, and read those whose file is named; raises as `read`.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(given, Embeddings):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"embeddings are what read() returns, or the file that embed() wrote, got {type(given).__name__}")
+    return read(given)
+
+
 def read(path: str | os.PathLike[str]) -> Embeddings:
     """Read what `embed` wrote.
 

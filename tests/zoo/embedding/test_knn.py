@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zoo.embedding import Embeddings, knn
+from zoo.embedding import Embeddings, embed, knn, nearest, read
+from zoo.networks.model import Model
 
 
 def embeddings(vectors: np.ndarray, labels: list[str | None], name: str = "made") -> Embeddings:
@@ -107,3 +108,18 @@ def test_vectors_of_other_weights_are_not_compared() -> None:
     ours.about["weights"], theirs.about["weights"] = "1" * 64, "2" * 64
     with pytest.raises(ValueError, match="computed with other weights"):
         knn(ours, test=theirs, linear=False)
+
+
+def test_a_file_stands_for_what_was_written_into_it(network: Model, photos: Path, tmp_path: Path) -> None:
+    file = tmp_path / "vectors.safetensors"
+    embed(network, photos, file, fast=False, workers=0, progress=False)
+    assert knn(str(file)) == knn(read(file))
+    assert knn(file, test=file) == knn(read(file), test=read(file))
+    one = sorted(photos.rglob("*.jpg"))[7]
+    found = nearest(file, network, one, k=3)
+    assert found == nearest(read(file), network, one, k=3)
+    assert found[0].key == one.relative_to(photos).as_posix()
+    with pytest.raises(FileNotFoundError, match="zoo embed"):
+        nearest(tmp_path / "none.parquet", network, one)
+    with pytest.raises(TypeError, match="the file that embed"):
+        knn(np.zeros((3, 4)))  # pyright: ignore[reportArgumentType]
