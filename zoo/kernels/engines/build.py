@@ -22,6 +22,7 @@ from zoo.kernels.engines.keep_nan import LARGEST
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.passes.apart import alike, apart
+from zoo.kernels.passes.aten import bound
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.trace import trace
@@ -33,6 +34,7 @@ from zoo.kernels.tuning.request import Request
 
 CPU = torch.device("cpu")
 NOT_FINITE = "NaN or infinity was in a call, in its input or inside: the network itself answers such"
+NO_INDEX = "a negative whole number, or an index beyond its table, was in a call: the network itself answers such"
 
 
 def build_cpu(request: Request) -> Built:
@@ -105,9 +107,14 @@ def runner(
     """
     flat = getattr(call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again
     fits = partial(within, most=LARGEST)  # up to which engines notice what arises inside, see `keep_nan`
+    rows = rows_of(graph)
 
     def run(given: list[Tensor]) -> list[Any]:
         cast = [t if t.dtype is own or not t.is_floating_point() else t.to(own) for t in given]
+        if itself is not None and rows and not all(map(is_index, cast, rows)):  # engines answer what PyTorch refuses
+            if NO_INDEX not in report.notes:
+                report.notes.append(NO_INDEX)
+            return pytree.tree_leaves(Plain(model)(*cast))
         if itself is None or all(map(fits, cast)):
             with suppress(NotFinite):
                 made = pytree.tree_leaves(call(*cast)) if flat is None else flat(*cast)
@@ -118,6 +125,28 @@ def runner(
         return pytree.tree_leaves(Plain(model)(*cast))
 
     return run
+
+
+def rows_of(graph: Graph) -> list[int]:
+    """Return of each input the rows of the smallest table that it names rows of; the largest number where there is none.
+
+    Without whole numbers among the inputs nothing has to be looked at: [].
+    """
+    rows = {node: torch.iinfo(torch.int64).max for node in graph.inputs}
+    for node in graph.nodes:
+        if node.op == "aten" and node.attrs["func"] is torch.ops.aten.embedding.default:
+            table, indices, *_ = bound(node)
+            if indices in rows:
+                rows[indices] = min(rows[indices], table.shape[0])
+    return [] if all(node.dtype.is_floating_point for node in graph.inputs) else list(rows.values())
+
+
+def is_index(tensor: Tensor, rows: int) -> bool:
+    """Tell whether whole numbers are 0 or more and less than `rows`; others are no matter."""
+    if tensor.is_floating_point() or tensor.dtype is torch.bool or not tensor.numel():
+        return True
+    least, most = tensor.aminmax()
+    return int(least) >= 0 and int(most) < rows
 
 
 def key_of(network: nn.Module, graph: Graph, own: torch.dtype, dtype: torch.dtype, shapes: list[tuple[int, ...]]) -> str:

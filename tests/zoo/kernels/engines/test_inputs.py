@@ -192,3 +192,47 @@ def test_within_takes_no_infinity_for_a_number_in_any_type(dtype: torch.dtype) -
         assert within(x, 1e6)
         x[1, 2] = poison
         assert not within(x, 1e6)
+
+
+class Words(nn.Module):
+    """The mean of rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 16), nn.Linear(16, 8)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.table(words).mean(1))
+
+
+class Signed(nn.Module):
+    """Takes whole numbers of either sign as numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(7, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.float()).relu()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("index", [-1, 50, 2**40])
+def test_an_index_that_no_row_has_is_refused_as_the_network_refuses_it(name: str, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    won_by(name, monkeypatch)
+    network, words = Words().eval(), torch.randint(50, (2, 7))
+    model = fast(network, "cpu", example=words)
+    assert why(model).rows[0].kernel == name
+    assert torch.allclose(model(words), network(words), atol=1e-5)
+    words[1, 3] = index
+    with pytest.raises(IndexError):
+        model(words)
+    assert any("beyond its table" in note for note in why(model).plans[0].notes) == (name != "channels_last")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_negative_numbers_that_are_no_index_are_answered(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    won_by(name, monkeypatch)
+    network, x = Signed().eval(), torch.randint(50, (2, 7))
+    model = fast(network, "cpu", example=x)
+    assert torch.allclose(model(-x), network(-x), atol=1e-5)
