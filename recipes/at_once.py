@@ -1,6 +1,6 @@
 """Several processes that prepare networks on one GPU, of which only one measures at a time: compiling takes most of the time.
 
-Each kernel's timing waits until no other process times anything; while a whole network is timed the other processes stand still. What
+Each kernel's timing waits until no other process times anything; while whole networks are timed the other processes are stopped. What
 a network takes until it is ready is longer then, and says little.
 
     python recipes/bench_panel.py --at-once 5 torchvision:mnasnet1_0@128 timm:ghostnet_100@128 …
@@ -8,15 +8,22 @@ a network takes until it is ready is longer then, and says little.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import multiprocessing
 import os
+import queue
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 Measure = Callable[[str, Any], str]
+DRAIN = 0.05
+"""Seconds until what stopped processes had asked of the GPU is done: kernels of milliseconds, a queue of them at most."""
+PATIENCE = 60.0
+"""Seconds that the lock of a process that died may be held by one that measures."""
 
 
 class Turns:
@@ -38,11 +45,15 @@ class Turns:
         """Let the other processes stand still while the block runs."""
         with self._lock:
             told = [pid for place, pid in enumerate(self._others) if pid and place != self._place]
-            for pid in told:
-                os.kill(pid, signal.SIGSTOP)
+            self._measures = True
             try:
+                for pid in told:
+                    os.kill(pid, signal.SIGSTOP)
+                if told:
+                    time.sleep(DRAIN)
                 yield
             finally:
+                self._measures = False
                 for pid in told:
                     os.kill(pid, signal.SIGCONT)
 
@@ -50,27 +61,28 @@ class Turns:
         """Have everything that is timed by events, or by the host's clock of `zoo bench`, wait for its turn."""
         from zoo.bench import clock
         from zoo.kernels.measuring import timing
+        from zoo.kernels.plans import rival
 
-        kernel, sample, span = timing._apart, timing._between, clock._span
+        kernel = timing._apart
 
         def one(*args: Any) -> float:
+            if self._measures:
+                return kernel(*args)
             with self._lock:
-                self._measures = True
-                try:
-                    return kernel(*args)
-                finally:
-                    self._measures = False
+                return kernel(*args)
 
-        def some(way: Callable[..., float]) -> Callable[..., float]:
-            def timed(*args: Any, **named: Any) -> float:
-                if self._measures:  # a kernel's graph, which has the lock
+        def whole(way: Callable[..., Any]) -> Callable[..., Any]:
+            def timed(*args: Any, **named: Any) -> Any:
+                if self._measures:
                     return way(*args, **named)
                 with self.alone():
                     return way(*args, **named)
 
             return timed
 
-        timing._apart, timing._between, clock._span = one, some(sample), some(span)
+        timing._apart, timing._between = one, whole(timing._between)
+        timing.alternate = rival.alternate = whole(timing.alternate)  # `event_time_us` is made of single samples
+        clock._turns = whole(clock._turns)
 
     def end(self) -> None:
         """Be stopped no more."""
@@ -96,34 +108,65 @@ def measured(cells: Sequence[str], measure: Measure, options: Any) -> Iterator[s
     for cell in [*cells, *[None] * options.at_once]:
         waiting.put(cell)
     lock = context.Lock()
-    processes = [
+    started = [
         context.Process(target=_work, args=(waiting, lines, measure, options, lock, others, place)) for place in range(options.at_once)
     ]
-    for process in processes:
+    for process in started:
         process.start()
-    left = len(processes)
-    while left:
-        if (line := lines.get()) is None:
-            left -= 1
-        else:
-            yield line
-    for process in processes:
-        process.join()
+    left = dict(enumerate(started))
+    try:
+        while left:
+            try:
+                place, line = lines.get(timeout=2)
+            except queue.Empty:
+                for place in [place for place, process in left.items() if not process.is_alive()]:
+                    yield f"a process ended with {left.pop(place).exitcode}, and what it measured has no line"
+                    if not _released(lock, others, place):
+                        raise RuntimeError("it died while it measured, so that the others would wait for ever") from None
+                continue
+            if line is None:
+                left.pop(place, None)
+            else:
+                yield line
+    finally:
+        for process in left.values():
+            os.kill(process.pid, signal.SIGCONT) if process.is_alive() else None
+            process.kill()
+        for process in started:
+            process.join()
+
+
+def _released(lock: Any, others: Any, place: int) -> bool:
+    """Forget a process that died, and tell whether it held the lock of those that measure."""
+    if not lock.acquire(timeout=PATIENCE):
+        return False
+    others[place] = 0
+    lock.release()
+    return True
 
 
 def _work(waiting: Any, lines: Any, measure: Measure, options: Any, lock: Any, others: Any, place: int) -> None:
     turns = Turns(lock, others, place)
     turns.share()
-    while (cell := waiting.get()) is not None:
-        try:
-            lines.put(measure(cell, options))
-        except Exception as error:  # the other networks are measured all the same
-            lines.put(f"{cell}: {type(error).__name__}: {error}")
-        gc.collect()
-    turns.end()
-    lines.put(None)
+    try:
+        while (cell := waiting.get()) is not None:
+            try:
+                lines.put((place, measure(cell, options)))
+            except (Exception, SystemExit) as error:  # the other networks are measured all the same
+                lines.put((place, f"{cell}: {type(error).__name__}: {error}"))
+            gc.collect()
+    finally:
+        turns.end()
+        lines.put((place, None))
 
 
-def processes(parser: Any) -> None:
+def processes(parser: argparse.ArgumentParser) -> None:
     """Add the option that says how many."""
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="processes that prepare networks; default %(default)s")
+    parser.add_argument("--at-once", type=_count, default=1, metavar="N", help="processes that prepare networks; default %(default)s")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -26,6 +27,21 @@ def test_what_fails_is_a_line_of_its_own() -> None:
     assert lines[1].startswith("{.missing}: AttributeError: ")
     with pytest.raises(AttributeError):
         list(measured(["{.missing}"], str.format, argparse.Namespace(at_once=1)))
+
+
+def leave(cell: str, options: Any) -> str:
+    raise SystemExit(cell)
+
+
+def die(cell: str, options: Any) -> str:
+    os.kill(os.getpid(), signal.SIGKILL if cell == "dies" else 0)
+    return f"{cell} of {options.at_once}"
+
+
+def test_a_process_that_ends_is_told_and_nobody_waits_for_it() -> None:
+    assert list(measured(["over"], leave, argparse.Namespace(at_once=2))) == ["over: SystemExit: over"]
+    lines = sorted(measured(["dies", "lives"], die, argparse.Namespace(at_once=2)))
+    assert lines == ["a process ended with -9, and what it measured has no line", "lives of 2"]
 
 
 def test_the_others_stand_still_while_one_measures() -> None:

@@ -124,7 +124,8 @@ def _on_gpu(
 
     def narrow(kind: str) -> Fast:
         with bar(f"proving {kind}", wanted.progress) as progress:
-            fast, made = certified(network, images, kind, tolerance, reference, device, tuple(example.shape), build, _saying(progress))
+            shape, say = tuple(example.shape), _saying(progress)
+            fast, made = certified(network, images, kind, half, tolerance, reference, device, shape, build, say)
         if made is None:
             fast.told = [f"{kind} is no faster than {fast.precision} here, at {'x'.join(map(str, example.shape))}: it was not taken"]
         else:

@@ -18,11 +18,11 @@ from zoo.kernels.comparing.parity import FLOAT32_FLOOR, Parity
 from zoo.kernels.comparing.sample_images import natural_images
 from zoo.kernels.engines.engine import NotFinite, Plain
 from zoo.kernels.engines.export import finite, within
+from zoo.kernels.engines.indices import is_index, rows_of
 from zoo.kernels.engines.keep_nan import LARGEST
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.passes.apart import alike, apart
-from zoo.kernels.passes.aten import bound
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.lower import lower
 from zoo.kernels.passes.trace import trace
@@ -57,6 +57,7 @@ def build_cpu(request: Request) -> Built:
         graph = trace(network, args, kwargs)  # refuses what an engine would silently do only once, such as counting its calls
     if any(t.numel() == 0 for t in tensors):
         return empty(graph, options.device, network)
+    rows_of(graph)  # an engine could not be trusted with indices that it can't be asked about
     shapes = [tuple(t.shape) for t in tensors]
     key = key_of(network, graph, own, options.dtype, shapes)
     level = options.tune if options.tune in ("none", "full") else "quick"
@@ -125,28 +126,6 @@ def runner(
         return pytree.tree_leaves(Plain(model)(*cast))
 
     return run
-
-
-def rows_of(graph: Graph) -> list[int]:
-    """Return of each input the rows of the smallest table that it names rows of; the largest number where there is none.
-
-    Without whole numbers among the inputs nothing has to be looked at: [].
-    """
-    rows = {node: torch.iinfo(torch.int64).max for node in graph.inputs}
-    for node in graph.nodes:
-        if node.op == "aten" and node.attrs["func"] is torch.ops.aten.embedding.default:
-            table, indices, *_ = bound(node)
-            if indices in rows:
-                rows[indices] = min(rows[indices], table.shape[0])
-    return [] if all(node.dtype.is_floating_point for node in graph.inputs) else list(rows.values())
-
-
-def is_index(tensor: Tensor, rows: int) -> bool:
-    """Tell whether whole numbers are 0 or more and less than `rows`; others are no matter."""
-    if tensor.is_floating_point() or tensor.dtype is torch.bool or not tensor.numel():
-        return True
-    least, most = tensor.aminmax()
-    return int(least) >= 0 and int(most) < rows
 
 
 def key_of(network: nn.Module, graph: Graph, own: torch.dtype, dtype: torch.dtype, shapes: list[tuple[int, ...]]) -> str:

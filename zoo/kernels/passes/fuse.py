@@ -172,6 +172,8 @@ def _prologues(graph: Graph, node: Node, users: Users) -> None:
         return
     if not users[node] or not all(_takes_prologue(reader) and reader.inputs[0] is node for reader in users[node]):
         return
+    if any(reader.inputs.count(node) > 1 for reader in users[node]):  # which would read it all the same
+        return
     for reader in users[node]:
         reader.attrs.update(scale=node.attrs["scale"], shift=node.attrs["shift"], pre_act=node.attrs["pre_act"])
         reader.inputs[0] = node.inputs[0]

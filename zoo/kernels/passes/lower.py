@@ -196,11 +196,13 @@ def _add(node: Node, a: Any, b: Any, alpha: Any = 1) -> Node | None:
 
 
 def _sub(node: Node, a: Any, b: Any, alpha: Any = 1) -> Node | None:
-    """The difference of two maps is a sum with what has the other sign."""
+    """The difference of two maps is a sum with what has the other sign, where a pool or a convolution can take that in."""
     if not (isinstance(a, Node) and isinstance(b, Node)) or alpha != 1 or not a.shape == b.shape == node.shape or len(a.shape) < 3:
         return None
     seen = map_of(b)
     if a.dtype != b.dtype or "const" in (a.op, b.op) or (seen is None and len(b.shape) != 4):
+        return None
+    if not any((map_of(one) or one).op in ("pool", "conv", "affine") for one in (a, b)):  # else it parts what the compiler runs as one
         return None
     source = b if seen is None else as_map(b)
     scale = -torch.ones(source.shape[1], dtype=torch.float64)

@@ -98,9 +98,8 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
         if any(leaf.numel() == 0 for leaf in tensors):  # of which no pass makes anything
             blank = empty(trace(network, typed[0], typed[1], options.device), options.device, network)
             return lambda: blank
-        kind = options.dtype if narrowing is None else None  # scales are numbered by the steps that `candidates` saw
         with phase("tracing"):
-            graph, places = understand(network, typed[0], typed[1], options.device, islands=True, dtype=kind)
+            graph, places = understand(network, typed[0], typed[1], options.device, islands=True, dtype=options.dtype)
             if narrowing is not None:
                 narrowing.apply(graph, places)
         setting = Setting(options.device, options.dtype, options.tf32)
@@ -128,7 +127,7 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
             return _planned(graph, places, setting, replace(request, weights=weights), compilers, batches, reference)
 
         def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
-            return understand(network, typed[0], typed[1], options.device, islands, kind)
+            return understand(network, typed[0], typed[1], options.device, islands, options.dtype)
 
         if options.dtype == torch.float32:
             try:

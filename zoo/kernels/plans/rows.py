@@ -52,10 +52,8 @@ def cost(node: Node, setting: Setting) -> tuple[int, int]:
         )
     name = reference_op(node)
     meta = Setting(torch.device("meta"), setting.dtype, setting.tf32)
-    inputs = {
-        role: torch.empty(source.shape, dtype=source.stored(setting.dtype), device="meta")
-        for role, source in zip(node.roles, node.inputs, strict=True)
-    }
+    maps = {source: torch.empty(source.shape, dtype=source.stored(setting.dtype), device="meta") for source in node.inputs}
+    inputs = {role: maps[source] for role, source in zip(node.roles, node.inputs, strict=True)}  # one that is read twice is one
     return ops.load(name).cost(**inputs, **arguments(node, name, meta))
 
 

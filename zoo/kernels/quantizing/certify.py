@@ -31,13 +31,16 @@ AT_A_TIME = 8
 """Calibration images in float32 at a time."""
 
 
-def candidates(network: nn.Module, images: Images, kind: str, device: torch.device, reference: Reference, say: Say) -> list[EightBits]:
+def candidates(
+    network: nn.Module, images: Images, kind: str, half: torch.dtype, device: torch.device, reference: Reference, say: Say
+) -> list[EightBits]:
     """Measure a network and return what may be tried of it, nothing of it certified: ranges of two kinds, then layers that stay wide.
 
     Args:
         network: takes one tensor of images; not changed.
         images: to calibrate on.
         kind: "int8" or "fp8".
+        half: what the rest is computed in, as in the plan that is made of a candidate: scales are numbered by its steps.
         device: a GPU.
         reference: float32's answers to the held-out images.
         say: is told what is being done.
@@ -48,7 +51,7 @@ def candidates(network: nn.Module, images: Images, kind: str, device: torch.devi
     say(f"measuring ranges for {kind}")
     count = min(AT_A_TIME, len(images.calibration))
     batches = [[images.calibration[some].to(device)] for some in filled(len(images.calibration), count)]
-    graph, places = understand(network, (batches[0][0],), {}, device, islands=True)
+    graph, places = understand(network, (batches[0][0],), {}, device, islands=True, dtype=half)
     scales = measure(graph, places, batches, kind, device)
     some = slice(WITNESSES)
     right = tuple(one[some].float().cpu().clone() for one in reference.outputs)
@@ -63,6 +66,7 @@ def certified(
     network: nn.Module,
     images: Images,
     kind: str,
+    half: torch.dtype,
     tolerance: Tolerance,
     reference: Reference,
     device: torch.device,
@@ -73,7 +77,7 @@ def certified(
     """Return a fast network in 8 bits whose certificate keeps the tolerance, and what it was made of; None of it where it is slower.
 
     Args:
-        network: as of `candidates`, and so are `images`, `kind`, `device`, `reference` and `say`.
+        network: as of `candidates`, and so are `images`, `kind`, `half`, `device`, `reference` and `say`.
         tolerance: what the certificate has to show.
         shape: of the images that plans are made for and timed with.
         build: makes a fast network of a candidate, or without 8 bits of None, its plan made; that has `report()`.
@@ -89,7 +93,7 @@ def certified(
             if isinstance(fast.report().plans[-1].parity, Nearness):  # else it is not as it was, and another plan was made
                 return fast, known
         refused: list[Certificate] = []
-        tried = candidates(network, images, kind, device, reference, say)
+        tried = candidates(network, images, kind, half, device, reference, say)
         slow, first = _slow(tried[0], build, say)
         if slow is None:
             return first, None

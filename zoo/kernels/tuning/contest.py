@@ -86,17 +86,19 @@ _threads = threading.local()
 
 
 def random_inputs(node: Node, places: dict[Node, Place], setting: Setting) -> list[Tensor]:
-    """Make inputs of a step in the layout that the plan gives them; gates are between 0 and 1."""
+    """Make inputs of a step in the layout that the plan gives them, one for what is read twice; gates are between 0 and 1."""
     generator = torch.Generator(setting.device).manual_seed(0)
-    made = []
+    made: dict[Node, Tensor] = {}
     for role, source in zip(node.roles, node.inputs, strict=True):
+        if source in made:
+            continue
         value = empty(source, places, setting)
         if value.dtype in MOST:
             drawn = torch.empty(value.shape, dtype=torch.bfloat16, device=value.device).normal_(generator=generator)
-            made.append(value.copy_(narrowed(drawn.float() * (MOST[value.dtype] / 3), value.dtype)))
+            made[source] = value.copy_(narrowed(drawn.float() * (MOST[value.dtype] / 3), value.dtype))
             continue
-        made.append(value.uniform_(generator=generator) if role == "gate" else value.normal_(generator=generator))
-    return made
+        made[source] = value.uniform_(generator=generator) if role == "gate" else value.normal_(generator=generator)
+    return [made[source] for source in node.inputs]
 
 
 @dataclass(slots=True)

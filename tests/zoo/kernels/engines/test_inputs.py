@@ -195,14 +195,29 @@ def test_within_takes_no_infinity_for_a_number_in_any_type(dtype: torch.dtype) -
 
 
 class Words(nn.Module):
-    """The mean of rows of a table."""
+    """The mean of rows of a table; `kind` says how rows are named."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "rows") -> None:
         super().__init__()
-        self.table, self.head = nn.Embedding(50, 16), nn.Linear(16, 8)
+        self.kind, self.table, self.head = kind, nn.Embedding(50, 16), nn.Linear(16, 8)
 
     def forward(self, words: Tensor) -> Tensor:
-        return self.head(self.table(words).mean(1))
+        if self.kind == "in one row":
+            rows = self.table(words.reshape(-1)).view(*words.shape, 16)
+        elif self.kind == "of another type":
+            rows = self.table(words.long())
+        elif self.kind == "by brackets":
+            rows = self.table.weight[words]
+        elif self.kind == "computed":
+            rows = self.table(words + 1)
+        elif self.kind == "where the largest is":
+            rows = self.table(words.argmax(1, keepdim=True))
+        else:
+            rows = self.table(words)
+        return self.head(rows.mean(1))
+
+
+SHOWN = ("in one row", "of another type", "by brackets")
 
 
 class Signed(nn.Module):
@@ -217,10 +232,12 @@ class Signed(nn.Module):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("index", [-1, 50, 2**40])
-def test_an_index_that_no_row_has_is_refused_as_the_network_refuses_it(name: str, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "index"), [("rows", -1), ("rows", 50), ("rows", 2**40), *((kind, 50) for kind in SHOWN)])
+def test_an_index_that_no_row_has_is_refused_as_the_network_refuses_it(
+    name: str, kind: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     won_by(name, monkeypatch)
-    network, words = Words().eval(), torch.randint(50, (2, 7))
+    network, words = Words(kind).eval(), torch.randint(50, (2, 7), dtype=torch.int32 if kind == "of another type" else torch.int64)
     model = fast(network, "cpu", example=words)
     assert why(model).rows[0].kernel == name
     assert torch.allclose(model(words), network(words), atol=1e-5)
@@ -236,3 +253,21 @@ def test_negative_numbers_that_are_no_index_are_answered(name: str, monkeypatch:
     network, x = Signed().eval(), torch.randint(50, (2, 7))
     model = fast(network, "cpu", example=x)
     assert torch.allclose(model(-x), network(-x), atol=1e-5)
+
+
+def test_an_index_that_is_computed_is_left_to_pytorch() -> None:
+    network, words = Words("computed").eval(), torch.randint(40, (2, 7))
+    with pytest.warns(UserWarning, match="an index is computed"):
+        model = fast(network, "cpu", example=words)
+    assert torch.allclose(model(words), network(words), atol=1e-5)
+    with pytest.raises(IndexError):
+        model(torch.full_like(words, 49))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_place_that_was_looked_for_is_an_index(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    won_by(name, monkeypatch)
+    network, words = Words("where the largest is").eval(), torch.randint(50, (2, 7))
+    model = fast(network, "cpu", example=words)
+    assert why(model).rows[0].kernel == name
+    assert torch.allclose(model(3 * words), network(3 * words), atol=1e-5)

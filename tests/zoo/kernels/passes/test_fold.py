@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.program import Program
+from zoo.kernels.plans.rows import cost
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.steps import Setting
 
@@ -135,6 +136,46 @@ def test_a_mixer_is_one_pool(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["the other way round", "largest", "read twice"])
 def test_what_is_no_mixer_is_computed_as_it_is(kind: str) -> None:
     assert steps(Mixer(kind), torch.randn(2, 6, 7, 5))["pool"] == 1
+
+
+class Behind(nn.Module):
+    """A mixer of what a BatchNorm and an activation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.pool, self.scale = nn.BatchNorm2d(6), nn.AvgPool2d(3, 1, 1), nn.Parameter(torch.ones(6, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.norm(x))
+        return x + self.scale * (self.pool(y) - y)
+
+
+def test_what_a_mixer_reads_twice_is_computed_once() -> None:
+    network, x = Behind(), torch.randn(2, 6, 7, 5)
+    assert steps(network, x) == {"pointwise": 1, "pool": 1}
+    graph, _ = understand(network, (x.double(),), {}, CPU)
+    (pool,) = [node for node in graph.steps() if node.op == "pool"]
+    assert pool.attrs.get("scale") is None
+    assert [pool.argument(role) for role in ("x", "less")] == [pool.inputs[0]] * 2
+    narrow, two = cost(pool, Setting(CPU, torch.float32)), 2 * x.numel() * 4
+    assert two < narrow[1] < two + x.numel() * 4 + 100  # the map, the residual and the result
+
+
+class Turned(nn.Module):
+    """Positions as rotations of pairs, whose differences stand between operators that no kernel takes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        angle = torch.arange(a.shape[-1], dtype=x.dtype, device=x.device)
+        c, s = angle.cos(), angle.sin()
+        return torch.stack([a * c - b * s, a * s + b * c], -1).flatten(-2)
+
+
+def test_differences_that_no_step_takes_in_stay_with_their_neighbours() -> None:
+    x = torch.randn(2, 3, 5, 8)
+    steps(Turned(), x)  # computes the same
+    graph, _ = understand(Turned(), (x,), {}, CPU, islands=True)
+    assert [step.op for step in graph.steps()] == ["island"]
 
 
 class Faint(nn.Module):
