@@ -27,7 +27,7 @@ class Picture(NamedTuple):
     """One picture.
 
     Attributes:
-        name: what messages and the output call it.
+        name: what the output calls it; an error adds the list or the shard that it is in.
         read: returns what `predict` takes.
     """
 

@@ -91,6 +91,8 @@ def stylize(
             photograph = one.read()
             _keeps_transparency(photograph, one.name, target)
         except BadImage as error:
+            if as_json:
+                print_json([])
             raise typer.Exit(fail(error, 3 if isinstance(error, FileNotFoundError) else 1)) from None
         todo = [(one._replace(read=lambda: photograph), target)]
     network = prepared(style, device)

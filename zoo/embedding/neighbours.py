@@ -57,9 +57,10 @@ def nearest(
         The most similar first; of equally similar ones the first in the source.
 
     Raises:
-        ValueError: the model is another, there is no such tap, or k is below 1.
+        ValueError: the model is another, there is no such tap, k is below 1, or the file's ending is none of embeddings.
         BadImage: the image can't be used.
-        FileNotFoundError, DamagedEmbeddings: see `read`.
+        FileNotFoundError, DamagedEmbeddings: as `read`, of a file.
+        TypeError: embeddings are neither.
 
     Example:
         >>> nearest("photos.parquet", trained(ResNet50), "dog.jpg")  # doctest: +SKIP

@@ -75,7 +75,9 @@ def knn(
         linear: whether to fit the linear classifier too.
 
     Raises:
-        ValueError: no labels, one class only, too few images, or a tap is missing.
+        ValueError: no labels, one class only, too few images, a tap is missing, or the file's ending is none of embeddings.
+        FileNotFoundError, DamagedEmbeddings: as `read`, of a file.
+        TypeError: embeddings are neither.
 
     Source:
         Wu et al. 2018, section 3.4, for the weighted vote and its temperature (https://arxiv.org/abs/1805.01978).

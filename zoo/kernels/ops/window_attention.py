@@ -1,5 +1,7 @@
 """Attention inside windows of a map, as Swin (Liu et al. 2021, 2022) and MaxViT (Tu et al. 2022) have it, without moving a pixel.
 
+All tokens may be one window, to whose logits a constant is added, as in BEiT (Bao et al. 2021) and CoAtNet (Dai et al. 2021).
+
 A window's pixels are read where they lie in the map of queries, keys and values, and its answers are written where they belong: what
 partitions, shifts and joins windows is arithmetic of addresses. MaxViT's grid is a window whose pixels are far apart.
 """
