@@ -130,8 +130,7 @@ def measured(cells: Sequence[str], measure: Measure, options: Any) -> Iterator[s
                 yield line
     finally:
         for process in left.values():
-            os.kill(process.pid, signal.SIGCONT) if process.is_alive() else None
-            process.kill()
+            process.kill()  # which ends a stopped one too
         for process in started:
             process.join()
 

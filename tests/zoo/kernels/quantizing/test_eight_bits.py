@@ -300,7 +300,7 @@ def test_nothing_is_certified_where_every_layer_stays_wide(monkeypatch: pytest.M
     monkeypatch.setattr(certify, "_slow", lambda *_: (frozenset(layers[1:]), "narrow"))
     monkeypatch.setattr(certify, "_digest", lambda *_: "0")
     built: list[Any] = []
-    given: Any = (images, "int8", Tolerance(error=1.0), None, CPU, (8, 3, 16, 16))
+    given: Any = (images, "int8", torch.bfloat16, Tolerance(error=1.0), None, CPU, (8, 3, 16, 16))
     assert certify.certified(network, *given, lambda made: built.append(made) or "wide", lambda text: None) == ("wide", None)
     assert built == [None]
 
