@@ -24,16 +24,15 @@ from typing import Any
 import torch
 from torch.fx.proxy import TraceError
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from at_once import measured, processes  # noqa: E402
-from bench_modules import GRAPH, module_of  # noqa: E402
-
-from zoo.bench.clock import clock  # noqa: E402
-from zoo.bench.peers import WAYS  # noqa: E402
-from zoo.bench.subject import IMAGES, SETTLING, Subject, settle  # noqa: E402
-from zoo.kernels import fast, why  # noqa: E402
-from zoo.kernels.comparing.sample_images import natural_images  # noqa: E402
+from recipes.at_once import measured, processes
+from recipes.bench_modules import GRAPH, module_of
+from zoo.bench.clock import clock
+from zoo.bench.peers import WAYS
+from zoo.bench.subject import IMAGES, SETTLING, Subject, settle
+from zoo.kernels import fast, why
+from zoo.kernels.comparing.sample_images import natural_images
 
 
 def ready(make: Callable[[], Any]) -> tuple[Any, float]:

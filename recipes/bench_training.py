@@ -22,13 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from at_once import measured, processes  # noqa: E402
-from bench_modules import module_of  # noqa: E402
-
-from zoo import fast, fast_step, why  # noqa: E402
-from zoo.bench.clock import Memory, clock  # noqa: E402
+from recipes.at_once import measured, processes
+from recipes.bench_modules import module_of
+from zoo import fast, fast_step, why
+from zoo.bench.clock import Memory, clock
 
 STEPS = 6
 """Steps until a way is ready: `fast_step` captures the fourth, reduce-overhead the second or third."""

@@ -19,15 +19,14 @@ from typing import Any
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from at_once import measured, processes  # noqa: E402
-
-import zoo  # noqa: E402
-from zoo.bench.clock import clock  # noqa: E402
-from zoo.bench.peers import WAYS  # noqa: E402
-from zoo.bench.subject import IMAGES, SETTLING, Subject, settle  # noqa: E402
-from zoo.kernels.comparing.sample_images import natural_images  # noqa: E402
+import zoo
+from recipes.at_once import measured, processes
+from zoo.bench.clock import clock
+from zoo.bench.peers import WAYS
+from zoo.bench.subject import IMAGES, SETTLING, Subject, settle
+from zoo.kernels.comparing.sample_images import natural_images
 
 
 def measure(name: str, options: argparse.Namespace) -> str:

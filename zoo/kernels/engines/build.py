@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -57,7 +57,7 @@ def build_cpu(request: Request) -> Built:
         graph = trace(network, args, kwargs)  # refuses what an engine would silently do only once, such as counting its calls
     if any(t.numel() == 0 for t in tensors):
         return empty(graph, options.device, network)
-    rows_of(graph)  # an engine could not be trusted with indices that it can't be asked about
+    rows = rows_of(graph)
     shapes = [tuple(t.shape) for t in tensors]
     key = key_of(network, graph, own, options.dtype, shapes)
     level = options.tune if options.tune in ("none", "full") else "quick"
@@ -85,7 +85,7 @@ def build_cpu(request: Request) -> Built:
     report = PlanReport(shapes, [row], parity, list(chosen.notes))
 
     itself = engines.Plain(model) if chosen.name not in (engines.EAGER, "channels_last") else None  # PyTorch keeps NaN
-    return Built(runner(chosen.call, itself, model, graph, own, report), graph.spec, report)
+    return Built(runner(chosen.call, itself, model, graph, own, report, rows), graph.spec, report)
 
 
 def output_shape(graph: Graph) -> tuple[int, ...]:
@@ -94,7 +94,13 @@ def output_shape(graph: Graph) -> tuple[int, ...]:
 
 
 def runner(
-    call: Callable[..., Any], itself: Callable[..., Any] | None, model: nn.Module, graph: Graph, own: torch.dtype, report: PlanReport
+    call: Callable[..., Any],
+    itself: Callable[..., Any] | None,
+    model: nn.Module,
+    graph: Graph,
+    own: torch.dtype,
+    report: PlanReport,
+    rows: Sequence[int] = (),
 ) -> Callable[[list[Tensor]], list[Any]]:
     """Return what answers a plan's calls by an engine, and by the network itself where NaN or infinity is.
 
@@ -105,10 +111,10 @@ def runner(
         graph: of the network.
         own: the type that the engine is given.
         report: gets a note at the first such call.
+        rows: that each input may name, see `rows_of`; none where no input has whole numbers.
     """
     flat = getattr(call, "flat", None) if graph.spec.is_leaf() else None  # without a structure that is taken apart again
     fits = partial(within, most=LARGEST)  # up to which engines notice what arises inside, see `keep_nan`
-    rows = rows_of(graph)
 
     def run(given: list[Tensor]) -> list[Any]:
         cast = [t if t.dtype is own or not t.is_floating_point() else t.to(own) for t in given]

@@ -19,9 +19,9 @@ def fold(graph: Graph, dtype: torch.dtype | None = None) -> None:
     _views(graph)
     _padding(graph)
     narrow = dtype in (None, torch.float16)
-    for rule in (_affine, _branches, _affine):  # a factor may stand behind a sum of branches
-        rule(graph, narrow)
-        graph.prune()
+    _affine(graph, narrow)
+    _branches(graph)
+    _affine(graph, narrow)  # a factor may stand behind a sum of branches
 
 
 def _views(graph: Graph) -> None:
@@ -49,6 +49,7 @@ def _padding(graph: Graph) -> None:
             reader.attrs["padding"] = tuple(a + b for a, b in zip(reader.attrs["padding"], node.attrs["padding"], strict=True))
             reader.inputs[0] = node.inputs[0]
             reader.layers = node.layers + reader.layers
+    graph.prune()
 
 
 def _affine(graph: Graph, narrow: bool) -> None:
@@ -56,16 +57,15 @@ def _affine(graph: Graph, narrow: bool) -> None:
     for node in list(graph.nodes):
         if node.op != "affine":
             continue
-        conv = node.inputs[0]
-        if conv.op == "affine" and len(users[conv]) == 1:
-            scale, shift = node.attrs["scale"], node.attrs["shift"]
-            node.attrs |= {"scale": conv.attrs["scale"] * scale, "shift": conv.attrs["shift"] * scale + shift}
-            node.inputs, node.layers = list(conv.inputs), joined(conv, node)
-            users[conv.inputs[0]] = [node if reader is conv else reader for reader in users[conv.inputs[0]]]
+        scale, shift = node.attrs["scale"], node.attrs["shift"]
+        conv = first = node.inputs[0]
+        if first.op == "affine" and len(users[first]) == 1:
+            node.attrs |= {"scale": first.attrs["scale"] * scale, "shift": first.attrs["shift"] * scale + shift}
+            node.inputs, node.layers = list(first.inputs), joined(first, node)
+            users[first.inputs[0]] = [node if reader is first else reader for reader in users[first.inputs[0]]]
             continue
         if conv.op != "conv" or conv.attrs["act"] != "none" or len(users[conv]) != 1 or conv.argument("residual") is not None:
             continue
-        scale, shift = node.attrs["scale"], node.attrs["shift"]
         weight: Tensor = conv.attrs["weight"]
         bias = conv.attrs["bias"]
         scaled = weight.double() * scale.view(-1, 1, 1, 1)
@@ -76,6 +76,7 @@ def _affine(graph: Graph, narrow: bool) -> None:
         conv.layers = joined(conv, node)
         graph.replace(node, conv)
         users[conv] = users[node]
+    graph.prune()
 
 
 def _vanishes(weight: Tensor) -> float:
@@ -84,7 +85,7 @@ def _vanishes(weight: Tensor) -> float:
     return int(small.count_nonzero()) / max(1, small.numel())
 
 
-def _branches(graph: Graph, _: bool) -> None:
+def _branches(graph: Graph) -> None:
     """Add up the weights of convolutions of one map whose results are added; RepVGG and MobileOne learn in such branches.
 
     A branch may be a BatchNorm alone, which is a window's middle.
@@ -104,6 +105,7 @@ def _branches(graph: Graph, _: bool) -> None:
         wide.layers = joined(wide, other, node)
         graph.replace(node, wide)
         users[wide] = users[node]
+    graph.prune()
 
 
 def _taps(node: Node) -> int:

@@ -18,7 +18,7 @@ from zoo.kernels.passes.kinds import is_pointwise
 
 def fuse(graph: Graph) -> None:
     """Fuse until nothing more can be fused."""
-    for rule in (_pools_first, _mixers, _epilogues, _elementwise, _prologues, _gates, _squeeze_excite):
+    for rule in (_pools_first, _differences, _mixers, _epilogues, _elementwise, _prologues, _gates, _squeeze_excite):
         users = graph.users()
         for node in list(graph.nodes):
             if node in users:  # not swallowed meanwhile
@@ -60,31 +60,40 @@ def _pools_first(graph: Graph, node: Node, users: Users) -> None:
     users.pop(conv)
 
 
+def _differences(graph: Graph, node: Node, users: Users) -> None:
+    """What is subtracted from an average is subtracted by its pool."""
+    if node.op != "add":
+        return
+    for pool, other in (node.inputs, node.inputs[::-1]):
+        free = pool.op == "pool" and pool.attrs["kind"] == "avg" and _single(pool, users) and _negates(other)
+        if free and _read(graph, pool, "less", other.inputs[0], node, users):
+            return
+
+
 def _mixers(graph: Graph, node: Node, users: Users) -> None:
-    """What is subtracted from an average, what the difference is multiplied by, and what is added, join the pool."""
+    """A factor of such a difference, and a map that is added behind it, join the pool too."""
     if node.op == "affine":
         pool = node.inputs[0]
         free = pool.op == "pool" and "less" in pool.roles and "residual" not in pool.roles and pool.attrs.get("factor") is None
         if free and _single(pool, users) and not bool(node.attrs["shift"].any()):
             pool.attrs["factor"] = node.attrs["scale"].float()
             _absorb(graph, pool, node, users)
-        return
-    if node.op != "add":
-        return
-    for pool, other in (node.inputs, node.inputs[::-1]):
-        if pool.op != "pool" or pool.attrs["kind"] != "avg" or not _single(pool, users) or pool is other or "residual" in pool.roles:
-            continue
-        role, read = ("residual", other) if "less" in pool.roles else ("less", other.inputs[0] if _negates(other) else None)
-        if read is None or read is pool or read.op == "const" or read.shape != pool.shape or _reaches(read, pool):
-            continue
-        pool.add_input(role, read)
-        _absorb(graph, pool, node, users)
-        if read is not other:
-            users[other] = [reader for reader in users[other] if reader is not pool]
-            users[read] = [*(reader for reader in users[read] if reader is not other or users[other]), pool]
-        graph.nodes.remove(pool)  # it is computed where the sum was
-        graph.nodes.insert(graph.nodes.index(node), pool)
-        return
+    elif node.op == "add":
+        for pool, other in (node.inputs, node.inputs[::-1]):
+            free = pool.op == "pool" and "less" in pool.roles and "residual" not in pool.roles and _single(pool, users)
+            if free and _read(graph, pool, "residual", other, node, users):
+                return
+
+
+def _read(graph: Graph, step: Node, role: str, other: Node, node: Node, users: Users) -> bool:
+    """Let a step read another value, and compute what `node` does of both, if that value can be there before it; tell whether it can."""
+    if other.op == "const" or other.shape != step.shape or _reaches(other, step):
+        return False
+    step.add_input(role, other)
+    _absorb(graph, step, node, users)
+    graph.nodes.remove(step)  # it is computed where the sum was
+    graph.nodes.insert(graph.nodes.index(node), step)
+    return True
 
 
 def _negates(node: Node) -> bool:

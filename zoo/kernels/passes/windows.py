@@ -23,12 +23,24 @@ from torch import Tensor
 from zoo.kernels.passes.aten import bound
 from zoo.kernels.passes.graph import Graph, Node, const_value
 from zoo.kernels.passes.kinds import is_pointwise
+from zoo.kernels.passes.orders import (
+    Factor,
+    Known,
+    Logits,
+    Order,
+    Several,
+    own_dims,
+    part_of,
+    permuted,
+    rolled,
+    seen,
+    selected,
+    sizes_of,
+    sliced,
+)
 
 aten = torch.ops.aten
 
-Factor = tuple[int, int, int]
-"""A part of an axis of a map: the axis, 0 to 3, how many elements, and how many of the axis lie between two of them."""
-Dims = tuple[tuple[Factor, ...], ...]
 KEYS = 4
 """Added to the axis of a key's pixel; a query's has none."""
 MOST_TOKENS, MOST_CHANNELS = 256, 128
@@ -36,65 +48,6 @@ MOST_TOKENS, MOST_CHANNELS = 256, 128
 APART = -100.0
 """What Swin adds to the logits of pixels that only its shift made neighbours."""
 
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A value as elements of a map in another order.
-
-    Attributes:
-        root: the map.
-        dims: for each axis of the value, the parts of the map's axes that it runs over, the slowest first.
-        roll: by how many elements each of the map's axes was shifted, cyclically.
-        start: of each of the map's axes, the first element that the value has.
-        factor: the map's elements are multiplied by.
-        unit: the parts of axes whose vectors were divided by their norms; none if empty.
-    """
-
-    root: Node
-    dims: Dims
-    roll: tuple[int, int, int, int] = (0, 0, 0, 0)
-    start: tuple[int, int, int, int] = (0, 0, 0, 0)
-    factor: float = 1.0
-    unit: tuple[Factor, ...] = ()
-
-    @property
-    def plain(self) -> bool:
-        """Whether only the order differs from the map's."""
-        return self.start == (0, 0, 0, 0) and self.factor == 1.0 and not self.unit
-
-    def is_map(self) -> bool:
-        """Tell whether even the order is the map's."""
-        return self.plain and not any(self.roll) and self.dims == _whole(self.root.shape)
-
-    def has_channels(self) -> bool:
-        """Tell whether axis 1 runs over all channels, and nothing else does."""
-        return self.plain and len(self.dims) == 4 and self.dims[1] == _whole(self.root.shape)[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Logits:
-    """How much each pixel of a window looks at each other one; the last axis is of those that are looked at."""
-
-    query: Order
-    key: Order
-    dims: Dims
-    scale: Tensor | None = None
-    bias: Tensor | None = None
-    region: Tensor | None = None
-    weighs: bool = False
-    """Whether this is behind the softmax."""
-
-
-@dataclass(frozen=True, slots=True)
-class Several:
-    """What `unbind` returns, elements of an axis, or `split`, parts of an axis of `size` elements each."""
-
-    of: Order
-    axis: int
-    size: int | None = None
-
-
-Known = Order | Logits | Several
 Found = dict[Node, Known]
 
 
@@ -148,15 +101,15 @@ def _follow(node: Node, walk: _Walk) -> Known | None:
         return _operator(node, first, walk)
     if first is not None:
         if node.op == "view":
-            return _seen(first, node.shape)
+            return seen(first, node.shape)
         if node.op == "item" and isinstance(first, Several):
-            return _part(first, node)
+            return part_of(first, node)
         if node.op == "affine" and isinstance(first, Logits):
             return _scaled(node, first)
         if isinstance(first, Order) and first.has_channels() and not first.is_map() and (made := _pixelwise(node, walk)) is not None:
             return made
     if len(node.shape) == 4 and node.op not in ("view", "item", "const"):
-        return Order(node, _whole(node.shape))
+        return Order(node, own_dims(node.shape))
     return None
 
 
@@ -179,8 +132,7 @@ def _pixelwise(node: Node, walk: _Walk) -> Order | None:
     shape = (n, node.shape[1], h, w)
     new = Node(node.op, roots, dict(node.attrs), shape, node.dtype, list(node.roles), node.layers)
     walk.made[node, *roots] = new
-    whole = _whole(shape)
-    return Order(new, (first.dims[0], whole[1], *first.dims[2:]), first.roll)
+    return Order(new, (first.dims[0], own_dims(shape)[1], *first.dims[2:]), first.roll)
 
 
 def _operator(node: Node, first: Known | None, walk: _Walk) -> Known | None:
@@ -194,13 +146,13 @@ def _operator(node: Node, first: Known | None, walk: _Walk) -> Known | None:
     if func in (aten.clone.default, aten.alias.default, aten.contiguous.default) or (func is aten.expand.default and _same(node)):
         return first
     if func is aten._unsafe_view.default:
-        return _seen(first, node.shape)
+        return seen(first, node.shape)
     if func is aten.permute.default:
-        return _permuted(first, args[1])
+        return permuted(first, args[1])
     if func is aten.transpose.int:
         axes = list(range(len(node.shape)))
         axes[args[1]], axes[args[2]] = axes[args[2]], axes[args[1]]
-        return _permuted(first, axes)
+        return permuted(first, axes)
     if func is torch.ops.kernelzoo.attention.default:
         return _with_constant(node, args, walk)
     if func is aten.bmm.default:
@@ -210,15 +162,15 @@ def _operator(node: Node, first: Known | None, walk: _Walk) -> Known | None:
     if not isinstance(first, Order):
         return None
     if func is aten.roll.default:
-        return _rolled(first, args[1], args[2], node.shape)
+        return rolled(first, args[1], args[2], node.shape)
     if func is aten.unbind.int:
         return Several(first, args[1] % len(first.dims))
     if func is aten.split.Tensor:
         return Several(first, args[2] % len(first.dims), args[1])
     if func is aten.select.int:
-        return _select(first, args[1] % len(first.dims), args[2])
+        return selected(first, args[1] % len(first.dims), args[2])
     if func is aten.slice.Tensor:
-        return _sliced(first, node.inputs[0].shape, node.shape, args)
+        return sliced(first, node.inputs[0].shape, node.shape, args)
     if func is aten.mul.Tensor and isinstance(args[1], int | float) and not first.unit:
         return replace(first, factor=first.factor * args[1])
     if func is aten.div.Tensor and len(node.inputs) == 2 and (norm := walk.norms.get(node.inputs[1])) is not None:
@@ -296,7 +248,7 @@ def _product(node: Node, left: Known | None, right: Known | None, walk: _Walk) -
         if left.root is not right.root or left.roll != right.roll or left.unit != right.unit or len(left.dims) != 3:
             return None
         batch, asking, inner = left.dims
-        alike = right.dims == (batch, inner, asking) and _sizes(inner) > 1
+        alike = right.dims == (batch, inner, asking) and sizes_of(inner) > 1
         return Logits(left, right, (batch, asking, _looked_at(asking))) if alike else None
     if isinstance(left, Logits) and left.weighs and isinstance(right, Order) and len(left.dims) == 3:
         return _attention(node, left, right, walk)
@@ -336,7 +288,7 @@ def _attention(node: Node, logits: Logits, value: Order, walk: _Walk) -> Order |
         return None
     shape = query.root.shape
     placed = _window(query, shape)
-    heads = _sizes(_heads(query))
+    heads = sizes_of(_heads(query))
     if placed is None or len(inner) != 1 or inner[0][0] != 1 or inner[0][2] != 1:
         return None
     width, firsts = inner[0][1], (query.start[1], key.start[1], value.start[1])
@@ -379,7 +331,7 @@ def _window(query: Order, shape: tuple[int, ...]) -> tuple[tuple[int, int], tupl
     outer = [factor for factor in batch if factor[0] != 1]
     if [axis for axis, _, _ in outer] != sorted(axis for axis, _, _ in outer) or len({axis for axis, _, _ in outer}) != len(outer):
         return None
-    if _sizes([factor for factor in outer if factor[0] == 0]) != shape[0]:
+    if sizes_of([factor for factor in outer if factor[0] == 0]) != shape[0]:
         return None
     window, step, stride = [], [], []
     for axis in (2, 3):
@@ -400,107 +352,3 @@ def _heads(order: Order) -> tuple[Factor, ...]:
 
 def _windows(order: Order) -> tuple[Factor, ...]:
     return tuple(factor for factor in order.dims[0] if factor[0] in (2, 3))
-
-
-def _sizes(factors: Iterable[Factor]) -> int:
-    return prod(size for _, size, _ in factors)
-
-
-def _whole(shape: Sequence[int]) -> Dims:
-    return tuple(((axis, size, 1),) if size > 1 else () for axis, size in enumerate(shape))
-
-
-def _seen(known: Known, shape: Sequence[int]) -> Known | None:
-    """Give a value another shape."""
-    if isinstance(known, Several):
-        return None
-    rest = list(_joined(factor for dim in known.dims for factor in dim))
-    dims: list[tuple[Factor, ...]] = []
-    for size in shape:
-        taken: list[Factor] = []
-        while size > 1:
-            if not rest:
-                return None
-            axis, count, step = rest.pop(0)
-            if size % count == 0:
-                taken.append((axis, count, step))
-                size //= count
-            elif count % size == 0:
-                taken.append((axis, size, step * (count // size)))
-                rest.insert(0, (axis, count // size, step))
-                size = 1
-            else:
-                return None
-        dims.append(_joined(taken))
-    return None if rest else replace(known, dims=tuple(dims))
-
-
-def _joined(factors: Iterable[Factor]) -> tuple[Factor, ...]:
-    """Join parts of an axis that follow each other as one part would."""
-    found: list[Factor] = []
-    for axis, count, step in factors:
-        if found and found[-1][0] == axis and found[-1][2] == count * step:
-            found[-1] = (axis, found[-1][1] * count, step)
-        else:
-            found.append((axis, count, step))
-    return tuple(found)
-
-
-def _permuted(known: Known, axes: Sequence[int]) -> Known | None:
-    if isinstance(known, Several):
-        return None
-    return replace(known, dims=tuple(known.dims[axis] for axis in axes))
-
-
-def _rolled(order: Order, shifts: Any, axes: Any, shape: Sequence[int]) -> Order | None:
-    roll = list(order.roll)
-    shifts, axes = ([v] if isinstance(v, int) else list(v) for v in (shifts, axes))
-    if len(shifts) != len(axes):  # of all elements as one row
-        return None
-    for shift, axis in zip(shifts, axes, strict=True):
-        dim = order.dims[axis % len(shape)]
-        if len(dim) != 1 or dim != _whole(order.root.shape)[dim[0][0]]:
-            return None
-        size = dim[0][1]
-        roll[dim[0][0]] = (roll[dim[0][0]] + shift + size // 2) % size - size // 2
-    return replace(order, roll=tuple(roll))
-
-
-def _select(order: Order, axis: int, index: int) -> Order | None:
-    """Take one element of an axis."""
-    start, dim = list(order.start), order.dims[axis]
-    if len(dim) > 1:
-        return None
-    if dim:
-        if order.roll[dim[0][0]]:
-            return None
-        start[dim[0][0]] += (index % dim[0][1]) * dim[0][2]
-    return replace(order, dims=order.dims[:axis] + order.dims[axis + 1 :], start=tuple(start))
-
-
-def _part(several: Several, node: Node) -> Order | None:
-    """Take one of several."""
-    number = node.attrs["index"]
-    if several.size is None:
-        return _select(several.of, several.axis, number)
-    return _cut(several.of, several.axis, number * several.size, node.shape[several.axis])
-
-
-def _sliced(order: Order, before: Sequence[int], after: Sequence[int], args: Sequence[Any]) -> Order | None:
-    axis, begin, step = args[1] % len(before), args[2] or 0, args[4]
-    if before[axis] == after[axis]:
-        return order
-    begin = max(0, begin + before[axis]) if begin < 0 else begin
-    return _cut(order, axis, begin, after[axis]) if step == 1 else None
-
-
-def _cut(order: Order, axis: int, begin: int, count: int) -> Order | None:
-    """Take some elements of an axis, one behind the other."""
-    dim = order.dims[axis]
-    if len(dim) != 1 or order.roll[dim[0][0]]:
-        return None
-    start = list(order.start)
-    start[dim[0][0]] += begin * dim[0][2]
-    dims: list[tuple[Factor, ...]] = list(order.dims)
-    dims[axis] = ((dim[0][0], count, dim[0][2]),) if count > 1 else ()
-    return replace(order, dims=tuple(dims), start=tuple(start))

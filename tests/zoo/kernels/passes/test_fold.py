@@ -102,7 +102,7 @@ def test_a_branch_that_is_read_elsewhere_stays() -> None:
 
 
 class Mixer(nn.Module):
-    """Pooling as MetaFormers mix pixels; `kind` says what is subtracted, and what follows."""
+    """Pooling as MetaFormers mix pixels; `kind` names the one thing that is special."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

@@ -181,7 +181,7 @@ def test_maps_of_two_sizes_are_not_mistaken_for_one() -> None:
 
 
 class Tokens(nn.Module):
-    """Attention of all tokens by PyTorch's one function; `kind` says how queries, keys and values lie, and what is added."""
+    """Attention of all tokens by PyTorch's one function; `kind` names the one thing that is special."""
 
     def __init__(self, kind: str, tokens: int = 6) -> None:
         super().__init__()
