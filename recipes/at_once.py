@@ -16,7 +16,7 @@ import queue
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 Measure = Callable[[str, Any], str]
@@ -41,11 +41,26 @@ class Turns:
         others[place] = os.getpid()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let the other processes stand still while the block runs."""
+    def turn(self) -> Iterator[None]:
+        """Let no other process measure while the block runs; inside of another turn it is that one's."""
+        if self._measures:
+            yield
+            return
         with self._lock:
-            told = [pid for place, pid in enumerate(self._others) if pid and place != self._place]
             self._measures = True
+            try:
+                yield
+            finally:
+                self._measures = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let the other processes stand still while the block runs; inside of a turn nobody else measures, which has to do."""
+        if self._measures:
+            yield
+            return
+        with self.turn():
+            told = [pid for place, pid in enumerate(self._others) if pid and place != self._place]
             try:
                 for pid in told:
                     os.kill(pid, signal.SIGSTOP)
@@ -53,7 +68,6 @@ class Turns:
                     time.sleep(DRAIN)
                 yield
             finally:
-                self._measures = False
                 for pid in told:
                     os.kill(pid, signal.SIGCONT)
 
@@ -63,26 +77,17 @@ class Turns:
         from zoo.kernels.measuring import timing
         from zoo.kernels.plans import rival
 
-        kernel = timing._apart
-
-        def one(*args: Any) -> float:
-            if self._measures:
-                return kernel(*args)
-            with self._lock:
-                return kernel(*args)
-
-        def whole(way: Callable[..., Any]) -> Callable[..., Any]:
+        def within(turn: Callable[[], AbstractContextManager[None]], way: Callable[..., Any]) -> Callable[..., Any]:
             def timed(*args: Any, **named: Any) -> Any:
-                if self._measures:
-                    return way(*args, **named)
-                with self.alone():
+                with turn():
                     return way(*args, **named)
 
             return timed
 
-        timing._apart, timing._between = one, whole(timing._between)
-        timing.alternate = rival.alternate = whole(timing.alternate)  # `event_time_us` is made of single samples
-        clock._turns = whole(clock._turns)
+        timing._apart = within(self.turn, timing._apart)
+        timing._between = within(self.alone, timing._between)  # `event_time_us` is made of these
+        timing.alternate = rival.alternate = within(self.alone, timing.alternate)
+        clock._turns = within(self.alone, clock._turns)
 
     def end(self) -> None:
         """Be stopped no more."""

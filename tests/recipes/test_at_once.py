@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -54,5 +55,40 @@ def test_the_others_stand_still_while_one_measures() -> None:
             assert os.WIFCONTINUED(os.waitpid(other.pid, os.WCONTINUED)[1])
             turns.end()
             assert list(others) == [0, other.pid, 0]
+        finally:
+            other.kill()
+
+
+def test_a_kernel_is_timed_in_one_turn_and_a_network_while_the_others_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zoo.bench import clock
+    from zoo.kernels.measuring import timing
+    from zoo.kernels.plans import rival
+
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
+        try:
+
+            def stands_still(*args: object) -> bool:
+                status = os.waitpid(other.pid, os.WUNTRACED | os.WNOHANG)
+                stopped = status[0] != 0 and os.WIFSTOPPED(status[1])
+                assert not lock.acquire(block=False), "somebody else could measure"
+                return stopped
+
+            lock = multiprocessing.get_context("spawn").Lock()
+            for owner, name, way in (
+                (timing, "_between", stands_still),
+                (timing, "_apart", lambda: [timing._between(), timing._between()]),
+                (timing, "alternate", lambda: [timing._between(), timing._between()]),
+                (rival, "alternate", None),
+                (clock, "_turns", stands_still),
+            ):
+                monkeypatch.setattr(owner, name, way)
+            Turns(lock, multiprocessing.get_context("spawn").Array("i", [0, other.pid]), 0).share()
+            found = list[object]()
+            ways = (timing._apart, timing.alternate, rival.alternate, clock._turns, timing._between)
+            timer = threading.Thread(target=lambda: found.extend(way() for way in ways), daemon=True)
+            timer.start()
+            timer.join(60)
+            assert found == [[False, False], [True, False], [True, False], True, True]  # a process is reported as stopped once
+            assert lock.acquire(block=False)
         finally:
             other.kill()
