@@ -76,6 +76,7 @@ class Turns:
         from zoo.bench import clock
         from zoo.kernels.measuring import timing
         from zoo.kernels.plans import rival
+        from zoo.kernels.training.contest import Contest
 
         def within(turn: Callable[[], AbstractContextManager[None]], way: Callable[..., Any]) -> Callable[..., Any]:
             def timed(*args: Any, **named: Any) -> Any:
@@ -88,6 +89,13 @@ class Turns:
         timing._between = within(self.alone, timing._between)  # `event_time_us` is made of these
         timing.alternate = rival.alternate = within(self.alone, timing.alternate)
         clock._turns = within(self.alone, clock._turns)
+        begun = Contest.__init__
+
+        def begin(contest: Contest, *args: Any, **named: Any) -> None:
+            begun(contest, *args, **named)
+            contest.clock = within(self.alone, contest.clock)  # of whole steps: what others compute meanwhile would decide it
+
+        Contest.__init__ = begin
 
     def end(self) -> None:
         """Be stopped no more."""

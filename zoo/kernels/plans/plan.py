@@ -92,12 +92,13 @@ class Plan(Replayed):
         return torch.zeros(shape, dtype=kept, device=self.setting.device).contiguous(memory_format=form)
 
     def fill(self, tensors: list[Tensor]) -> None:
-        """Copy the caller's tensors into the buffers, in the forms that the first layers read."""
+        """Copy the caller's tensors into the buffers, in the forms that the first layers read; what was written there stays."""
         for number, tensor in enumerate(tensors):
             raw = self._raw[number]
             if raw is not None:
-                raw.copy_(tensor)
-            else:
+                if tensor is not raw:
+                    raw.copy_(tensor)
+            elif not any(tensor is buffer for buffer in self._buffers[number]):
                 self._pack(number, tensor, self._buffers[number])
 
     def _pack(self, number: int, tensor: Tensor, buffers: list[Tensor]) -> None:
@@ -259,6 +260,16 @@ class Plan(Replayed):
         for node in self.program.graph.nodes:
             if node in self.program.bound:
                 node.attrs = {name: value for name, value in node.attrs.items() if not isinstance(value, Tensor | dict)}
+
+    @property
+    def captured(self) -> bool:
+        """Whether its graph is there."""
+        return self._graph is not None
+
+    def _rooms(self) -> list[Tensor | None]:
+        forms = [[kind for kind, _ in self.program.forms[node]] for node in self.program.graph.inputs]
+        read = zip(self._raw, forms, self._buffers, strict=True)
+        return [raw if raw is not None else buffers[0] if kinds == ["map"] else None for raw, kinds, buffers in read]
 
     def _own_memory(self) -> Iterator[Tensor]:
         for held in (self._memory, *self._raw, *(buffer for forms in self._buffers for buffer in forms)):

@@ -24,12 +24,23 @@ class Replayed(ABC):
         self._device = device
         self._lock = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
+        self._raw_stream: int | None = None
         self._lasting: list[bool] | None = None
         self._shown: set[int] = set()
+        self._given: dict[int, Tensor] = {}
+
+    @property
+    @abstractmethod
+    def captured(self) -> bool:
+        """Whether a call is a replay, which copies and depends on none of PyTorch's modes."""
 
     @abstractmethod
     def _replay(self, tensors: list[Tensor]) -> list[Any]:
         """Compute the flat outputs, in memory that the next call writes again."""
+
+    @abstractmethod
+    def _rooms(self) -> list[Tensor | None]:
+        """Return where a call reads each of its tensors; None of one that it reads in another form than a caller could write."""
 
     @abstractmethod
     def _own_memory(self) -> Iterable[Tensor]:
@@ -39,31 +50,49 @@ class Replayed(ABC):
     def _constants(self) -> Iterable[Tensor]:
         """Return what calls read and none writes, weights say: an output that shows one is always copied."""
 
+    def rooms(self) -> list[Tensor | None]:
+        """Return the tensors that a caller may write inputs into, and call with: such a one is not copied."""
+        found = self._rooms()
+        self._given = {room.untyped_storage().data_ptr(): room for room in found if room is not None}
+        return found
+
     def __call__(self, tensors: list[Tensor]) -> list[Any]:
         """Answer one call."""
         with self._lock:
-            if torch.cuda.current_device() == self._device.index:
+            if torch._C._cuda_getDevice() == self._device.index:
                 return self._answer(tensors)
             with torch.cuda.device(self._device):
                 return self._answer(tensors)
 
     def _answer(self, tensors: list[Tensor]) -> list[Any]:
-        stream = torch.cuda.current_stream(self._device)
-        if self._stream != stream:
-            if self._stream is not None:
-                stream.wait_stream(self._stream)
-            for held in self._own_memory():  # which may still run when this is dropped
-                held.record_stream(stream)
-            self._stream = stream
+        """Answer on the current stream. Each line here is waited for: caches are cold behind a call of a few hundred microseconds."""
+        if torch._C._cuda_getCurrentRawStream(self._device.index) != self._raw_stream:
+            self._change_stream()
         if not self.static:
             return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._replay(tensors)]
-        # An answer may lie where inputs are written: one that is given back is copied first.
-        tensors = [tensor.clone() if tensor.untyped_storage().data_ptr() in self._shown else tensor for tensor in tensors]
+        if self._shown or self._given:
+            tensors = [self._apart(tensor) for tensor in tensors]
         outputs = self._replay(tensors)
         if self._lasting is None:
             self._lasting = self._which_last(outputs)
             self._shown = {leaf.untyped_storage().data_ptr() for leaf in outputs if isinstance(leaf, Tensor)}
         return [leaf.clone() if lasts else leaf for leaf, lasts in zip(outputs, self._lasting, strict=True)]
+
+    def _change_stream(self) -> None:
+        """Go on where another stream, or none, was used before."""
+        stream = torch.cuda.current_stream(self._device)
+        if self._stream is not None:
+            stream.wait_stream(self._stream)
+        for held in self._own_memory():  # which may still run when this is dropped
+            held.record_stream(stream)
+        self._stream, self._raw_stream = stream, stream.cuda_stream
+
+    def _apart(self, tensor: Tensor) -> Tensor:
+        """Return an input that lies in none of the memory that this call writes: an answer, or part of a room, that is given back."""
+        place = tensor.untyped_storage().data_ptr()
+        if place in self._shown or (place in self._given and self._given[place] is not tensor):
+            return tensor.clone()
+        return tensor
 
     def _which_last(self, outputs: list[Any]) -> list[bool]:
         """Tell which outputs show what later calls read: who writes into these would change them."""

@@ -96,6 +96,14 @@ class Compiled(Replayed):
         torch.cuda.current_stream(device).wait_stream(stream)
         return graph, outputs
 
+    @property
+    def captured(self) -> bool:
+        """Always."""
+        return True
+
+    def _rooms(self) -> list[Tensor | None]:
+        return [*self._buffers]
+
     def _own_memory(self) -> list[Tensor]:
         return self._buffers
 
@@ -107,7 +115,8 @@ class Compiled(Replayed):
 
     def _replay(self, tensors: list[Tensor]) -> list[Any]:
         for buffer, tensor in zip(self._buffers, tensors, strict=True):
-            buffer.copy_(tensor)
+            if tensor is not buffer:
+                buffer.copy_(tensor)
         self._graph.replay()
         return self.outputs
 

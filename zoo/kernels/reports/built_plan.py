@@ -23,10 +23,13 @@ class Built:
     report: PlanReport
     single: bool = field(init=False)
     """Whether the network returns one tensor, and no structure around it."""
+    replays: bool = field(init=False)
+    """Whether a call is a replay, which depends on none of PyTorch's modes."""
 
     def __post_init__(self) -> None:
-        """Ask the structure once."""
+        """Ask once what every call would ask."""
         self.single = self.spec.is_leaf()
+        self.replays = getattr(self.run, "captured", False)
 
 
 def empty(graph: Graph, device: torch.device, network: nn.Module) -> Built:
