@@ -21,7 +21,7 @@ from zoo.kernels.passes.merge import apply, merges
 from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.plan import Plan
-from zoo.kernels.plans.program import Program
+from zoo.kernels.plans.program import Program, compiled_for
 from zoo.kernels.tuning.binding import Weights, blanks
 from zoo.kernels.tuning.candidates import candidates
 from zoo.kernels.tuning.contest import _call, random_inputs
@@ -73,7 +73,8 @@ def programs() -> list[tuple[Program, list[Task], list[Task]]]:
         first = {node: first_of(node, places) for node in [*steps, *([] if merged else [merge.node for merge in possible])]}
         timed = [Task(node, places, SETTING, candidate) for node, candidate in first.items() if candidate.op != ATEN]
         program = Program(graph, places, {node: first[node] for node in steps}, SETTING, Weights(), overlapping=True)
-        found.append((program, timed, [Task(node, places, SETTING, first[node], *how) for node, how in program.ours().items()]))
+        launched = compiled_for(graph, places, first, SETTING)
+        found.append((program, timed, [Task(node, places, SETTING, first[node], *how) for node, how in launched.items()]))
     return found
 
 

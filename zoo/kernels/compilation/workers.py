@@ -66,7 +66,7 @@ class Failure:
 
 
 class Compilers:
-    """Processes that compile for GPUs of one compute capability; they start with the first tasks or by `prepare`, and end with `close`.
+    """Processes that compile for GPUs of one compute capability; they start with the first tasks or by `expect`, and end with `close`.
 
     Args:
         capability: of the GPU.
@@ -77,6 +77,12 @@ class Compilers:
         self._arguments, self._worth = [target(capability)], worth
         self._idle: list[subprocess.Popen[bytes]] = []
         self._closed = False
+        self._begun: threading.Thread | None = None
+
+    def expect(self, about: int) -> None:
+        """Start processes for about so many kernels where nothing was ever compiled: then a plan will ask for some, whatever is known."""
+        if about >= self._worth and not Compiled(self._arguments[0]).any():
+            self._processes(about)
 
     def prepare(self, tasks: Sequence[Work]) -> None:
         """Start the processes that `compile` will use for these tasks, if it will; they are ready after some seconds."""
@@ -84,6 +90,17 @@ class Compilers:
             missing = _missing([task.key for task in tasks], tasks, Compiled(self._arguments[0]))
             if len(missing) >= self._worth:
                 self._processes(len(missing))
+
+    def begin(self, tasks: Sequence[Work]) -> None:
+        """Compile tasks while the caller does something else; `compile` waits for that, and `close` ends it."""
+        assert self._begun is None
+
+        def quietly() -> None:
+            with suppress(OSError):  # closed meanwhile
+                self._compiled(tasks, None, None)
+
+        self._begun = threading.Thread(target=quietly, name="zoo compiling", daemon=True)
+        self._begun.start()
 
     def compile(
         self, tasks: Sequence[Work], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None
@@ -99,6 +116,15 @@ class Compilers:
             Which of them are in Triton's cache now; and those that their first call has to compile, where too few are missing for
             processes, or no process answers. What can't be compiled is in neither.
         """
+        if self._begun is not None:
+            with phase("compiling"):
+                while self._begun.is_alive():
+                    still_wanted()
+                    self._begun.join(0.1)
+            self._begun = None
+        return self._compiled(tasks, seconds, progress)
+
+    def _compiled(self, tasks: Sequence[Work], seconds: float | None, progress: Callable[[int, int, str], None] | None) -> set[int]:
         if len(tasks) < self._worth:
             return set(range(len(tasks)))
         keys = [task.key for task in tasks]
@@ -183,6 +209,9 @@ class Compilers:
         """End the processes for good."""
         self._closed = True
         self.rest()
+        if self._begun is not None and self._begun is not threading.current_thread():
+            self._begun.join(5)
+            self.rest()  # what it had started when this began
 
 
 def target(capability: tuple[int, int]) -> str:
@@ -270,9 +299,20 @@ def stop_at_launch(capability: int) -> None:
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         del warmup
-        return launched(self, *args, grid=grid, warmup=True, **kwargs)
+        kernel = launched(self, *args, grid=grid, warmup=True, **kwargs)
+        _build_launcher(kernel)
+        return kernel
 
     JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _build_launcher(kernel: Any) -> None:
+    """Leave what calls a kernel in the cache too: Triton up to 3.6 has a C compiler make one for each signature, at the first launch."""
+    from triton.backends.nvidia import driver
+
+    if hasattr(driver, "make_launcher"):
+        with suppress(Exception):  # no compiler, or no driver to link to: the first launch will say so
+            driver.CudaLauncher(kernel.src, kernel.metadata)
 
 
 def main() -> None:

@@ -30,14 +30,14 @@ from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans.balance import Means, balance, mean_inputs
 from zoo.kernels.plans.contest import Whole, contested, key, remembered
 from zoo.kernels.plans.plan import Plan
-from zoo.kernels.plans.program import Program
+from zoo.kernels.plans.program import compiled_for
 from zoo.kernels.plans.proving import Unlike, captured, checked
 from zoo.kernels.plans.rows import rows, untimed
 from zoo.kernels.reports.built_plan import Built, empty
 from zoo.kernels.reports.progress_bar import bar
 from zoo.kernels.reports.report import PlanReport
 from zoo.kernels.tuning.binding import Weights
-from zoo.kernels.tuning.choose import choose, kernels
+from zoo.kernels.tuning.choose import Decision, choose, kernels
 from zoo.kernels.tuning.request import Request
 from zoo.kernels.tuning.steps import Setting
 from zoo.kernels.tuning.tasks import Task
@@ -98,13 +98,24 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
         if any(leaf.numel() == 0 for leaf in tensors):  # of which no pass makes anything
             blank = empty(trace(network, typed[0], typed[1], options.device), options.device, network)
             return lambda: blank
+
+        def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
+            return understand(network, typed[0], typed[1], options.device, islands, options.dtype)
+
+        with phase("starting processes"):
+            compilers.expect(sum(bool(layer._parameters) for layer in network.modules()))
         with phase("tracing"):
-            graph, places = understand(network, typed[0], typed[1], options.device, islands=True, dtype=options.dtype)
+            graph, places = again(islands=True)
             if narrowing is not None:
                 narrowing.apply(graph, places)
         setting = Setting(options.device, options.dtype, options.tf32)
-        with phase("listing kernels"):
-            compilers.prepare(kernels(graph, places, setting, options.tune, request.choices))  # they begin while the reference is computed
+        with phase("listing kernels"):  # processes begin, or compile, while the reference is computed
+            if missing := kernels(graph, places, setting, options.tune, request.choices):
+                compilers.prepare(missing)
+            elif narrowing is None and (options.tune != "none" or not weights.planned):
+                compilers.begin(
+                    _known(*understand(network, typed[0], typed[1], options.device, True, options.dtype), setting, request, compilers)
+                )
         with phase("reference"):
             batches = _batches(typed, tensors, options.device) if narrowing is None else narrowing.batches(len(tensors[0]), options.device)
             reference: Any = narrowing or do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
@@ -125,9 +136,6 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
 
         def planned(graph: Graph, places: dict[Node, Place], weights: Weights) -> Callable[[], tuple[Plan, PlanReport]]:
             return _planned(graph, places, setting, replace(request, weights=weights), compilers, batches, reference)
-
-        def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
-            return understand(network, typed[0], typed[1], options.device, islands, options.dtype)
 
         if options.dtype == torch.float32:
             try:
@@ -186,8 +194,7 @@ def _planned(
     with bar("choosing kernels", options.progress) as progress:
         decision = choose(graph, places, setting, options.tune, choices, compilers, progress)
         if options.tune != "none" or not weights.planned:  # of later shapes, guesses share most kernels with the first's
-            ours = Program(graph, places, decision.chosen, setting, weights, overlapping=True).ours()
-            compilers.compile([Task(node, places, setting, decision.chosen[node], *how) for node, how in ours.items()], None, progress)
+            compilers.compile(_tasks(graph, places, setting, decision), None, progress)
     compilers.rest()  # their memory may be needed
     weights.planned = True
     with phase("checking"):
@@ -201,6 +208,17 @@ def _planned(
         return served, PlanReport([], rows(graph, decision, setting, notes), found, said)
 
     return capture
+
+
+def _known(graph: Graph, places: dict[Node, Place], setting: Setting, request: Request, compilers: Compilers) -> list[Task]:
+    """Return the kernels of a plan of which nothing has to be timed; the graph is changed, so give one of its own."""
+    return _tasks(graph, places, setting, choose(graph, places, setting, "none", request.choices, compilers))
+
+
+def _tasks(graph: Graph, places: dict[Node, Place], setting: Setting, decision: Decision) -> list[Task]:
+    """Return the kernels that a plan launches."""
+    compiled = compiled_for(graph, places, decision.chosen, setting)
+    return [Task(node, places, setting, decision.chosen[node], *how) for node, how in compiled.items()]
 
 
 def is_building() -> bool:

@@ -28,6 +28,48 @@ class StepFailed(RuntimeError):
         self.node = node
 
 
+def compiled_for(
+    graph: Graph, places: dict[Node, Place], chosen: dict[Node, Candidate], setting: Setting
+) -> dict[Node, tuple[bool, torch.dtype | None]]:
+    """Return the steps with kernels of ours, and what they are compiled for: whether another of ours follows, and another dtype."""
+    steps = list(graph.steps())
+    ours = _ours(steps, chosen)
+    followed = _followed(steps, places, ours)
+    return {node: (node in followed, _written(graph, node, chosen[node], setting)) for node in steps if node in ours}
+
+
+def _results(graph: Graph) -> set[Node]:
+    return {leaf for leaf in graph.outputs if isinstance(leaf, Node)}
+
+
+def _ours(steps: Sequence[Node], chosen: dict[Node, Candidate]) -> set[Node]:
+    """Return the steps with kernels of ours."""
+    return {node for node in steps if node.op in COMPUTED and chosen.get(node, Candidate(ATEN)).op not in FOREIGN}
+
+
+def _followed(steps: Sequence[Node], places: dict[Node, Place], ours: set[Node]) -> set[Node]:
+    """Return the steps that, as the next that launches anything, are kernels of ours, with no copy between them."""
+    found = set[Node]()
+    follows = False  # of the step behind the one that is looked at
+    for node in reversed(steps):
+        if follows and node in ours and not (node in places and node.op in UNPLACED):
+            found.add(node)
+        if not (node.op in ("view", "item") or (node.op == "second" and node not in places)):
+            follows = node in ours
+    return found
+
+
+def _written(graph: Graph, node: Node, candidate: Candidate, setting: Setting) -> torch.dtype | None:
+    """Let a last layer that can write the network's own dtype do so: float32 logits from the float32 accumulator."""
+    able = candidate.op in ("conv", "global_pool", "pointwise", ATEN) and node.op in ("conv", "mean", "pointwise")
+    if not able or node.dtype == setting.dtype or not node.dtype.is_floating_point or node.attrs.get("groups", 1) != 1:
+        return None
+    results, readers = _results(graph), [n for n in graph.nodes if node in n.inputs]
+    viewed = len(readers) == 1 and node not in results and readers[0].op == "view" and readers[0] in results
+    last = (node in results and not readers) or (viewed and not any(readers[0] in n.inputs for n in graph.nodes))
+    return node.dtype if last else None
+
+
 class Program:
     """A network at one input shape, ready to run.
 
@@ -54,7 +96,7 @@ class Program:
         self.graph, self.places, self.setting = graph, places, setting
         self.steps = list(graph.steps())
         index = {node: i for i, node in enumerate(self.steps)}
-        results = {leaf for leaf in graph.outputs if isinstance(leaf, Node)}
+        results = _results(graph)
         self.forms: dict[Node, list[tuple[str, dict[str, Any]]]] = {node: [] for node in graph.inputs}
         self.bound: dict[Node, Bound] = {}
         self._packed: dict[Node, str] = {}
@@ -64,7 +106,7 @@ class Program:
             if node.op in COMPUTED:
                 candidate = chosen.get(node, Candidate(ATEN))
                 image = candidate.op in IMAGE_OPS
-                if (out_dtype := self._out_dtype(node, candidate, results)) is not None:
+                if (out_dtype := _written(graph, node, candidate, setting)) is not None:
                     self._widened[node] = out_dtype
                 self.bound[node] = bind(node, candidate, setting, weights, out_dtype, workspace)
                 if image:
@@ -89,8 +131,7 @@ class Program:
         islands = [node for node in self.steps if node.op == "island"]
         self._segments = {node: Segment(node, setting, _read_as_maps(node, self._maps, self.steps), compiled) for node in islands}
         self._constants: dict[Node, Tensor] = {}
-        self._ours = {node for node in self.bound if chosen.get(node, Candidate(ATEN)).op not in FOREIGN}
-        self._overlaps = {node for node in self.steps if overlapping and self._is_followed_by_ours(node, index)}
+        self._overlaps = _followed(self.steps, places, _ours(self.steps, chosen)) if overlapping else set[Node]()
         self.dead: list[list[Node]] = [[] for _ in self.steps]
         for node, i in last.items():
             if (node in index or node.op == "input") and node not in results:
@@ -117,35 +158,11 @@ class Program:
             if isinstance(leaf, Node) and leaf.op == "const":
                 yield leaf.attrs["tensor"]
 
-    def ours(self) -> dict[Node, tuple[bool, torch.dtype | None]]:
-        """Return the steps with kernels of ours, and what they are compiled for: whether another of ours follows, and another dtype."""
-        return {node: (node in self._overlaps, self._widened.get(node)) for node in self.steps if node in self._ours}
-
     def _is_its_own(self, node: Node, number: int, kernels: set[Node]) -> bool:
         """Tell whether a step's input has memory of its result's size that nothing else shows: only kernels made or read it, no view."""
         x = node.inputs[number]
         readers = {step for step in self.steps if x in step.inputs and step.op != "second"}  # which is memory of its own
         return x in kernels and x not in self.places and x.shape == node.shape and readers <= kernels
-
-    def _is_followed_by_ours(self, node: Node, index: dict[Node, int]) -> bool:
-        """Tell whether a step and the next that launches anything are kernels of ours, with no copy between them."""
-        if node not in self._ours or (node in self.places and node.op in UNPLACED):
-            return False
-        for step in self.steps[index[node] + 1 :]:
-            if step.op in ("view", "item") or (step.op == "second" and step not in self.places):
-                continue
-            return step in self._ours
-        return False
-
-    def _out_dtype(self, node: Node, candidate: Candidate, results: set[Node]) -> torch.dtype | None:
-        """Let a last layer that can write the network's own dtype do so: float32 logits from the float32 accumulator."""
-        readers = [n for n in self.graph.nodes if node in n.inputs]
-        viewed = len(readers) == 1 and node not in results and readers[0].op == "view" and readers[0] in results
-        last = (node in results and not readers) or (viewed and not any(readers[0] in n.inputs for n in self.graph.nodes))
-        able = candidate.op in ("conv", "global_pool", "pointwise", ATEN) and node.op in ("conv", "mean", "pointwise")
-        if last and able and node.dtype != self.setting.dtype and node.dtype.is_floating_point and node.attrs.get("groups", 1) == 1:
-            return node.dtype
-        return None
 
     def run(self, inputs: Iterable[list[Tensor]], probe: Probe | None = None) -> list[Any]:
         """Compute the network's flat outputs.

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,10 +133,18 @@ class Full(Deadly):
         raise OSError("no space left")
 
 
+@dataclass(frozen=True)
+class Slow(Deadly):
+    name = "slow"
+
+    def compile(self) -> None:
+        time.sleep(600)
+
+
 def send(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let processes find these works' classes."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    for work in (Deadly, Easy, Wrong, Full):
+    for work in (Deadly, Easy, Wrong, Full, Slow):
         monkeypatch.setattr(work, "__module__", "test_workers")
     monkeypatch.setitem(sys.modules, "test_workers", sys.modules[__name__])
 
@@ -174,6 +183,54 @@ def test_processes_that_were_started_before_are_those_that_compile(cache: Path, 
         again = list(compilers._idle)
         assert again
     assert all(process.poll() is not None for process in again)
+
+
+def test_what_was_begun_is_waited_for_and_ends_with_the_rest(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch)
+    works = [Easy(number) for number in range(6)]
+    with closing(Compilers((9, 0))) as compilers:
+        compilers.begin(works)
+        with monkeypatch.context() as nothing_more:
+            assert compilers.compile(works[:2]) == {0, 1}  # when all are done
+            nothing_more.setattr(Compilers, "_start", None)
+            assert compilers.compile(works) == set(range(6))
+    begun = time.monotonic()
+    with closing(Compilers((9, 0))) as compilers:
+        compilers.begin([Slow(number) for number in range(6)])
+        while len(compilers._idle) < 2 and time.monotonic() < begun + 60:
+            time.sleep(0.05)
+        thread, processes = compilers._begun, list(compilers._idle)
+    assert thread is not None
+    assert not thread.is_alive()
+    assert processes
+    assert all(process.poll() is not None for process in [*processes, *compilers._idle])
+
+
+def test_processes_start_early_where_nothing_was_ever_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(monkeypatch)
+    with closing(Compilers((9, 0))) as compilers:
+        compilers.expect(compiling.WORTH - 1)
+        assert not compilers._idle
+        compilers.expect(compiling.WORTH)
+        assert compilers._idle
+        compilers.compile([Easy(number) for number in range(6)])
+    with closing(Compilers((9, 0))) as compilers:
+        compilers.expect(100)
+        assert not compilers._idle
+
+
+def test_a_triton_that_makes_launchers_makes_them_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.backends.nvidia import driver
+
+    made: list[Any] = []
+    kernel = SimpleNamespace(src="source", metadata="metadata")
+    monkeypatch.setattr(driver, "CudaLauncher", lambda *of: made.append(of) or 1 / 0)
+    monkeypatch.delattr(driver, "make_launcher", raising=False)
+    compiling._build_launcher(kernel)
+    assert not made
+    monkeypatch.setattr(driver, "make_launcher", None, raising=False)
+    compiling._build_launcher(kernel)  # and what goes wrong is left to the first launch
+    assert made == [("source", "metadata")]
 
 
 def test_what_can_never_be_compiled_is_tried_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
