@@ -113,9 +113,7 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
             if missing := kernels(graph, places, setting, options.tune, request.choices):
                 compilers.prepare(missing)
             elif narrowing is None and (options.tune != "none" or not weights.planned):
-                compilers.begin(
-                    _known(*understand(network, typed[0], typed[1], options.device, True, options.dtype), setting, request, compilers)
-                )
+                compilers.begin(_known(*again(islands=True), setting, request, compilers))
         with phase("reference"):
             batches = _batches(typed, tensors, options.device) if narrowing is None else narrowing.batches(len(tensors[0]), options.device)
             reference: Any = narrowing or do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
