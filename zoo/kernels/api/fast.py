@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from zoo.kernels.training.network import FastTraining
 
 Precision = Literal["int8", "fp8", "auto"]
+AUTO = "auto"
+"""The device that is faster."""
 
 
 @overload
@@ -81,7 +83,9 @@ def fast(
 
     Args:
         model: any module; it is neither moved nor changed. It is taken in eval mode, whatever mode it is in, but with `train`.
-        device: where to run; None is the current CUDA device if there is one, else the CPU. With `train` it is the model's.
+        device: where to run; None is the current CUDA device if there is one, else the CPU. With `train` it is the model's. "auto" times
+            a CPU and a GPU once, on the example, and takes the faster, which small networks of sequences may find on a CPU; with `train`
+            the model is moved there. `why` says both times; bring inputs to `model.device`.
         dtype: bfloat16, float16 or float32; None is bfloat16 on GPUs that have it, else float16, and float32 on a CPU. With `train`
             it is that of the autocast to check under; the caller's autocast says what is computed in. Also "int8", quantised after
             training, on a GPU "fp8" (e4m3), and "auto", the fastest precision whose certificate keeps `tolerance`: of float32,
@@ -166,9 +170,29 @@ def fast(
     if train:
         from zoo.kernels.training.beginning import begin
 
-        return begin(model, device, cast("torch.dtype | None", dtype), example, tune, recompute)
+        said: list[str] = []
+        kind = cast("torch.dtype | None", dtype)
+        if device == AUTO:
+            from zoo.kernels.api.placing import training
+
+            device, line = training(asked.core(model), example, kind, tune)
+            model.to(device)
+            said.append(line)
+        made = begin(model, device, kind, example, tune, recompute)
+        made.told.extend(said)
+        return made
     if recompute is not None:
         raise ValueError("recompute goes with train=True: inference keeps nothing for a way back")
+    if device == AUTO:
+        if narrow is not None or tune == "background":
+            with_it = 'tune="background"' if narrow is None else f"dtype={narrow!r}"
+            raise ValueError(f'device="auto" goes without {with_it}: name a device')
+        from zoo.kernels.api.placing import answering
+
+        def build(where: torch.device) -> Fast:
+            return cast("Fast", fast(model, where, dtype, tune=tune, example=example, tf32=tf32, static=static, progress=progress))
+
+        return answering(build, lambda where: asked.example_of(asked.core(model), example, where))
     where = asked.device_of(device)
     if narrow is not None:
         asked.check(asked.core(model))

@@ -58,6 +58,7 @@ class FastTraining(nn.Module):
         super().__init__()
         self._adopt(network)
         self.__dict__["dtype"], self.__dict__["tune"], self.__dict__["recompute"] = dtype, tune, recompute
+        self.__dict__["told"] = []
         self._fresh()
 
     def _adopt(self, network: nn.Module) -> None:
@@ -177,7 +178,7 @@ class FastTraining(nn.Module):
         device = next((str(p.device) for p in self.network.parameters()), "cpu")
         waits = "" if self.training or self._plans else "it is in eval mode, where the network runs itself; train by model.train()"
         plans = [plan.report for plan in self._plans.values()]
-        return Report(plans, self.unchanged or waits, device, str(self.dtype).removeprefix("torch."))
+        return Report(plans, self.unchanged or waits, device, str(self.dtype).removeprefix("torch."), told=list(self.told))
 
     def train(self, mode: bool = True) -> FastTraining:
         """Set the network's mode, and this one's."""
@@ -198,7 +199,7 @@ class FastTraining(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the plans out, which belong to this process and device."""
-        return {name: self.__dict__[name] for name in ("network", "dtype", "tune", "recompute")}
+        return {name: self.__dict__[name] for name in ("network", "dtype", "tune", "recompute", "told")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back without plans."""
@@ -206,6 +207,7 @@ class FastTraining(nn.Module):
         self._adopt(state["network"])
         for name in ("dtype", "tune", "recompute"):
             self.__dict__[name] = state[name]
+        self.__dict__["told"] = state.get("told", [])
         self._fresh()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FastTraining:

@@ -1,0 +1,99 @@
+"""`device="auto"`: a CPU and a GPU are timed once, the faster is taken, and `why` says both times."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from zoo import fast, fast_step, why
+from zoo.kernels.api import placing
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Sequence(nn.Module):
+    """A GRU of few values, and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)[0])
+
+
+def test_the_faster_is_taken_and_both_times_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "_milliseconds", lambda call, device: call())
+    calls: dict[torch.device, Callable[[], object]] = {CPU: lambda: 0.5, GPU: lambda: 0.25}
+    assert placing.fastest(calls, "step") == (GPU, 'device="auto": a step takes 0.5 ms on cpu and 0.25 ms on cuda:0, so cuda:0 was taken')
+    assert placing.fastest(calls | {GPU: lambda: 1.0}, "call")[0] == CPU
+
+
+def test_calls_that_do_not_count_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, made = iter(range(10_000)), list[int]()
+    monkeypatch.setattr(placing.time, "perf_counter", lambda: next(clock))
+    assert placing._milliseconds(lambda: made.append(1), CPU) == 1000.0
+    assert len(made) == placing.WARMUPS + placing.LEAST
+
+
+def test_each_device_has_a_network_of_its_own_and_the_faster_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "devices", lambda: [CPU, GPU])
+    monkeypatch.setattr(placing, "_milliseconds", lambda call, device: 1.0 if device == CPU else 2.0)
+    x = torch.zeros(1, 5, 3)
+    built = {device: fast(Sequence(), CPU, example=x, progress=False) for device in (CPU, GPU)}
+    model = placing.answering(built.__getitem__, lambda device: (x,))
+    assert model is built[CPU]
+    assert str(why(model)).splitlines()[-1] == 'device="auto": a call takes 1 ms on cpu and 2 ms on cuda:0, so cpu was taken'
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_the_cpu() -> None:
+    x = torch.randn(2, 5, 3)
+    own = Sequence().eval()
+    model = fast(own, "auto", example=x, progress=False)
+    torch.testing.assert_close(model(x), own(x))
+    assert "so the CPU was taken" in str(why(model))
+    learner = fast(own.train(), "auto", train=True, example=x)
+    for twin in (learner, copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
+        assert "so the CPU was taken" in str(why(twin))
+
+
+def test_a_step_learns_nothing_and_leaves_the_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, x = Sequence(), torch.randn(2, 5, 3)
+    before = copy.deepcopy(own.state_dict())
+    step = placing._step(own, x, CPU, None, "quick")
+    step()
+    monkeypatch.setattr(placing, "devices", lambda: [CPU, CPU])
+    assert placing.training(own, x, None, "quick")[0] == CPU
+    assert all(torch.equal(value, before[name]) for name, value in own.state_dict().items())
+    assert all(parameter.grad is None for parameter in own.parameters())
+
+
+def test_what_goes_without_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, 5, 3)
+    for named in ({"dtype": "int8"}, {"tune": "background"}):
+        with pytest.raises(ValueError, match="name a device"):
+            fast(Sequence(), "auto", example=x, **named)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    monkeypatch.setattr(placing, "devices", lambda: [CPU, CPU])
+    with pytest.raises(ValueError, match="one tensor"):
+        fast(Sequence(), "auto", train=True, example=(x, x))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_both_are_timed() -> None:
+    own, x = Sequence(), torch.randn(2, 5, 3)
+    model = fast(own, "auto", torch.float32, example=x, progress=False)
+    torch.testing.assert_close(model(x.to(model.device)).cpu(), own.eval()(x), rtol=1e-4, atol=1e-5)
+    assert " ms on cpu and " in str(why(model))
+    learner: Any = fast(own.train(), "auto", torch.float32, train=True, example=x)
+    where = next(own.parameters()).device
+    assert f"so {where} was taken" in str(why(learner))
+    step = fast_step(learner, nn.MSELoss(), torch.optim.SGD(own.parameters(), 0.1), dtype=None)
+    losses = [float(step(x.to(where), torch.ones(2, 5, 1, device=where))) for _ in range(30)]
+    assert losses[-1] < losses[0]
