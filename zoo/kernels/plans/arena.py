@@ -66,7 +66,16 @@ class Piece:
     ours: bool
 
 
-class Watched(TorchDispatchMode):
+class _Aside(TorchDispatchMode):
+    """Sees the operators of a run. PyTorch's compiler is not loaded for it: what that has compiled runs without looking at functions."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell PyTorch to leave `__torch_dispatch__` as it is; the first call of a wrapped one loads the compiler, for seconds."""
+        return False
+
+
+class Watched(_Aside):
     """Notes what memory a run asks for, and until when; everything is done as it would be.
 
     Args:
@@ -136,7 +145,7 @@ class Layout:
     beside: int
 
 
-class Served(TorchDispatchMode):
+class Served(_Aside):
     """Gives a run the memory that it asks for from an arena.
 
     Args:

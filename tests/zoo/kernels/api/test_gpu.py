@@ -206,9 +206,12 @@ def test_kernels_that_nobody_timed_are_compiled_by_processes_once(monkeypatch: p
     monkeypatch.setattr(Compilers, "_processes", lambda self, tasks: (started.append(tasks), processes(self, tasks))[1])
     monkeypatch.setattr(Compilers, "compile", watched)
     model = calibrated(MobileNetV2, "cuda")
-    for _ in range(2):
+    for number in range(2):
         fast(model, "cuda", example=natural_images((3, 3, 96, 96), torch.device("cuda")), tune="none")
-    assert len(started) == 1  # the second call found all there
+        if not number:
+            assert started
+            started.clear()
+    assert not started  # the second call found all there
     assert there[0] > 20
     assert compiled() - there[0] < 5  # what processes compiled is what the plan launches
 

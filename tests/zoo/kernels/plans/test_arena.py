@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from itertools import combinations
@@ -282,3 +284,19 @@ def test_what_a_library_makes_for_a_while_is_there_with_what_it_reads_and_return
     assert sorted(p.nbytes for p in pieces if p.born <= scratch.born < p.dies) == [1000, 2000, second.nbytes]
     assert [p.born for p in pieces] == list(range(len(pieces)))
     assert sorted(p.nbytes for p in pieces if p.born <= pieces[-1].born < p.dies) == [third.nbytes, second.nbytes]
+
+
+WATCHING = """
+import sys
+import torch
+from zoo.kernels.plans.arena import Watched
+
+with Watched(torch.device("cpu")) as watched:
+    kept = torch.empty(8) + 1
+print(len(watched.pieces) > 0, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_who_watches_a_run_loads_no_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", WATCHING], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"], done.stderr

@@ -122,7 +122,8 @@ def test_a_graphs_memory_is_weighed() -> None:
         served.capture()
         assert served.shares
         assert served._memory is not None
-        assert served._memory.numel() + planning.pool_bytes(served._graph) < planning.pool_bytes(apart._graph)
+        beside = sum(buffer.nbytes for forms in apart._buffers for buffer in forms)  # the other's lie in its memory
+        assert served._memory.numel() + planning.pool_bytes(served._graph) <= planning.pool_bytes(apart._graph) + beside
         assert all(torch.equal(a, b) for a, b in zip(served([x]), apart([x]), strict=True))
 
 
