@@ -72,8 +72,9 @@ class Turns:
                     os.kill(pid, signal.SIGCONT)
 
     def share(self) -> None:
-        """Have everything that is timed by events, or by the host's clock of `zoo bench`, wait for its turn."""
+        """Have everything that is timed by events, or by the host's clock of `zoo bench`, wait for its turn; and share the processor."""
         from zoo.bench import clock
+        from zoo.kernels.compilation import workers
         from zoo.kernels.measuring import timing
         from zoo.kernels.plans import rival
         from zoo.kernels.training.contest import Contest
@@ -89,13 +90,14 @@ class Turns:
         timing._between = within(self.alone, timing._between)  # `event_time_us` is made of these
         timing.alternate = rival.alternate = within(self.alone, timing.alternate)
         clock._turns = within(self.alone, clock._turns)
+        workers.MOST = max(2, (os.cpu_count() or 1) // len(self._others))
         begun = Contest.__init__
 
         def begin(contest: Contest, *args: Any, **named: Any) -> None:
             begun(contest, *args, **named)
             contest.clock = within(self.alone, contest.clock)  # of whole steps: what others compute meanwhile would decide it
 
-        Contest.__init__ = begin
+        Contest.__init__ = begin  # pyright: ignore[reportAttributeAccessIssue]
 
     def end(self) -> None:
         """Be stopped no more."""

@@ -28,7 +28,7 @@ from recipes.eight_bits_gpu import timed
 
 WIDTHS = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512)
 SIDE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN, STD = np.array((0.485, 0.456, 0.406), np.float32), np.array((0.229, 0.224, 0.225), np.float32)
 
 
 def trunk(file: Path) -> nn.Module:
@@ -59,7 +59,7 @@ def images_of(folder: Path) -> Tensor:
         picture = picture.resize(size, Image.Resampling.BICUBIC)
         left, top = (picture.width - SIDE) // 2, (picture.height - SIDE) // 2
         pixels = np.asarray(picture.crop((left, top, left + SIDE, top + SIDE)), np.float32) / 255
-        found.append(torch.from_numpy((pixels - np.float32(MEAN)) / np.float32(STD)).permute(2, 0, 1))
+        found.append(torch.from_numpy((pixels - MEAN) / STD).permute(2, 0, 1))
     return torch.stack(found)
 
 
