@@ -43,7 +43,7 @@ def measure(name: str, options: argparse.Namespace) -> str:
     with torch.no_grad():
         for way, static in (("fast", False), ("static", True)):
             model = zoo.fast(network, device, dtype, example=images, progress=False, static=static)
-            rooms = model.inputs() if static else []
+            rooms = model.static_inputs() if static else []
             calls[way] = partial(model, images if not rooms or rooms[0] is None else rooms[0].copy_(images))
         calls["recipe"] = WAYS["recipe"].build(subject, "quick")
         for call in calls.values():

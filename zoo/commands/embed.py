@@ -70,7 +70,7 @@ def embed(
         str | None, typer.Option(metavar="DATA", autocompletion=files, help="With int8: images to calibrate and compare on, 64 or more.")
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(min=0, max=1, help="With int8: the largest relative error of the vectors; 0.2.")
+        float | None, typer.Option(min=0, max=1, help="With int8: the largest relative error of the vectors; 0.1.")
     ] = None,
     fast: Annotated[bool, typer.Option("--fast/--no-fast", help="Run on kernels chosen for the network and this machine.")] = True,
     decode: Annotated[str, typer.Option(help="cpu, or gpu: nvJPEG, faster, but pixels differ by a few levels.")] = "cpu",

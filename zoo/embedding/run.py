@@ -71,7 +71,7 @@ def embed(
         fast: whether to run on `zoo.fast`'s kernels.
         calibration: with int8, 64 images or more as `fast` takes them: a folder, a list of paths, a preprocessed tensor. Half of them
             calibrate; on the other half the vectors are compared with float32's, and the report has the certificate.
-        tolerance: with int8, the largest relative error of the vectors, {"error": 0.1}; 0.2 if left out.
+        tolerance: with int8, the largest relative error of the vectors, {"error": 0.1}; 0.1 if left out.
         decode: "gpu" decodes JPEGs by nvJPEG, whose pixels differ from Pillow's by a few levels; the default's are `model.preprocess`'s
             own, bit for bit.
         workers: processes that decode; None chooses, 0 decodes in this one. With Ray tasks that decode at a time, at least 1.

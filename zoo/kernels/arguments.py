@@ -146,7 +146,7 @@ def example_of(
             got = f"a {type(example).__module__}.{type(example).__name__}".replace("builtins.", "")
             asked = "a tensor such as torch.randn(1, 3, 224, 224), or a tuple of the model's arguments, no arrays among them"
             raise ValueError(f"example is {asked}; got {got}")
-        return tuple(arg.detach().to(device) if isinstance(arg, Tensor) else arg for arg in args)
+        return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().to(device), args)
     problem: Exception | None = None
     own = own_dtype(model)
     for shape in _shapes(model):

@@ -84,8 +84,9 @@ def fast(
     Args:
         model: any module; it is neither moved nor changed. It is taken in eval mode, whatever mode it is in, but with `train`.
         device: where to run; None is the current CUDA device if there is one, else the CPU. With `train` it is the model's. "auto" times
-            a CPU and a GPU once, on the example, and takes the faster, which small networks of sequences may find on a CPU; with `train`
-            the model is moved there. `why` says both times; bring inputs to `model.device`.
+            the CPU and the current CUDA device once, on the example, and takes the faster: for small networks of sequences that may be
+            the CPU. With `train` the model is moved there. `why` says both times. Bring inputs to `model.device`, with `train` to where
+            the model's parameters lie.
         dtype: bfloat16, float16 or float32; None is bfloat16 on GPUs that have it, else float16, and float32 on a CPU. With `train`
             it is that of the autocast to check under; the caller's autocast says what is computed in. Also "int8", quantised after
             training, on a GPU "fp8" (e4m3), and "auto", the fastest precision whose certificate keeps `tolerance`: of float32,
@@ -115,7 +116,7 @@ def fast(
         labels: indices of the right classes, one for each image of `check`, or of `calibration` without `check`; then the certificate
             holds the accuracies and the interval of their paired difference.
         tolerance: the least share of equal top-1 classes, 0.98 if left out; or {"top1": 0.98, "error": 0.1}, whose second is the largest
-            relative error. Of networks that return no logits only "error" can be asked, 0.2 if left out.
+            relative error. Of networks that return no logits only "error" can be asked, 0.1 if left out.
 
     Returns:
         A `Fast` module: call it like `model`, with inputs on `device` in any floating dtype; outputs have the model's own dtype.
@@ -175,7 +176,7 @@ def fast(
         if device == AUTO:
             from zoo.kernels.api.placing import training
 
-            device, line = training(asked.core(model), example, kind, tune)
+            device, line = training(asked.core(model), example, kind, tune, recompute)
             model.to(device)
             said.append(line)
         made = begin(model, device, kind, example, tune, recompute)

@@ -200,6 +200,8 @@ class Fast(nn.Module):
                 self._settle()
                 self._fresh()
         if len(args) == 1 and not kwargs and type(image := args[0]) is Tensor and (built := self._replaying(image)) is not None:
+            if self.static and built.run.overwrites([image]) and (changed := self._changed()):  # pyright: ignore[reportFunctionMemberAccess]
+                return self._by_itself(changed, args, kwargs)
             outputs = built.run([image])
             if len(self._plans) > 1:
                 self._used(_one_key(image))
@@ -230,6 +232,8 @@ class Fast(nn.Module):
         key = (len(args) if spec is None else repr(spec), *(_key(leaf) for leaf in leaves)) if planned else None
         built = self._plans.get(key)
         runs_ahead = built is not None and self.device.type == "cuda"  # the GPU computes while this looks whether it may
+        if built is not None and runs_ahead and self.static and getattr(built.run, "overwrites", _nothing)(tensors):
+            runs_ahead = False
         if not runs_ahead and (changed := self._changed()):
             return self._by_itself(changed, args, kwargs)
         if not planned:
@@ -267,6 +271,8 @@ class Fast(nn.Module):
         Behind a call of a few hundred microseconds that was waited for, each line finds cold caches and costs several times what it does
         in a loop, while the GPU waits: what may be looked at later is not looked at here.
         """
+        if image.is_nested:  # which has no shape
+            return None
         built = self._plans.get(_one_key(image))
         if (
             built is None
@@ -283,23 +289,24 @@ class Fast(nn.Module):
             self._one_thread()
         return built
 
-    def inputs(self) -> list[Tensor | None]:
-        """With `static`, return the tensors that the plan which was used last reads its inputs from: a call with these copies nothing.
+    def static_inputs(self) -> list[Tensor | None]:
+        """With `static`, return the tensors to write inputs into: a call with these, each in its own place, does not copy them.
 
-        Write an image there, from the CPU too, and call the network with that very tensor. The next call of the same shape reads it again,
-        so write it anew: what is there after a call is undefined. None stands for an input that is copied in any case, to be packed.
+        They are those of the plan that was used last. Write an image there, from the CPU too, on the stream that calls the network, and
+        call it with that very tensor. Write it anew for each call. Where there is None, pass a tensor of your own, which is copied: large
+        batches are packed before the network reads them, and inputs that are no images lie where later maps do.
 
         Raises:
             RuntimeError: without `static`, on a CPU, or before a first plan was made.
 
         Example:
             >>> model = fast(trained(ResNet50), static=True)  # doctest: +SKIP
-            >>> (room,) = model.inputs()                      # doctest: +SKIP
+            >>> (room,) = model.static_inputs()               # doctest: +SKIP
             >>> room.copy_(image, non_blocking=True)          # doctest: +SKIP
             >>> logits = model(room)                          # doctest: +SKIP
         """
         if not self.static or self.device.type == "cpu":
-            raise RuntimeError("inputs() is for fast(model, static=True) on a GPU; other calls copy their inputs")
+            raise RuntimeError("static_inputs() is for fast(model, static=True) on a GPU; other calls copy their inputs")
         with self._order:
             built = next(reversed(self._plans.values()), None)
         if built is None or not built.replays:
@@ -619,7 +626,9 @@ class Fast(nn.Module):
             if self.parts and self._plain_copy is not None:
                 from zoo.kernels.api.parts import together
 
-                return together([part.report() for part in self._fast_parts], self.unchanged)
+                report = together([part.report() for part in self._fast_parts], self.unchanged)
+                report.told.extend(self.told)
+                return report
             self._keep_proofs()
             if not self._stale and (changed := self._changed()):
                 redo = "the network itself answers, until fast(plain(model)) again"
@@ -769,6 +778,11 @@ def _without_modes(device: torch.device) -> Iterator[None]:
     """Work by PyTorch's own defaults, whatever the caller's are."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False), torch.device("cpu"):
         yield
+
+
+def _nothing(tensors: list[Tensor]) -> bool:
+    """Overwrite none, as what is no replay."""
+    return False
 
 
 def _finished(job: Job) -> Built:

@@ -14,11 +14,13 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels import arguments as asked
 from zoo.kernels.api.network import Fast
+from zoo.kernels.errors import Untraceable, first_line
 
 WARMUPS, LEAST, MOST, SECONDS = 6, 5, 50, 0.5
 """Calls before the first that counts, at which a step is captured too; how many count at least and at most; and for how long."""
 IMAGES = 16
 """Images of a step that is timed where no example is given."""
+ALONE = 'device="auto": no CUDA device is there, so the CPU was taken'
 
 
 def devices() -> list[torch.device]:
@@ -30,38 +32,45 @@ def devices() -> list[torch.device]:
 def answering(build: Callable[[torch.device], Fast], arguments: Callable[[torch.device], tuple[Any, ...]]) -> Fast:
     """Make a network fast on each device, time a call that is waited for, and return the faster; `why` says both times.
 
+    Without arguments to call it with, nothing is timed, and it is made for the GPU.
+
     Args:
         build: makes it fast on a device.
-        arguments: of the call, on a device.
-    """
-    made = {device: build(device) for device in devices()}
-    calls = {device: _answer(model, arguments(device)) for device, model in made.items()} if len(made) > 1 else {}
-    taken, said = fastest(calls, "call")
-    model = made[taken]
-    model.told.append(said)
-    return model
-
-
-def training(network: nn.Module, example: Any, dtype: torch.dtype | None, tune: str) -> tuple[torch.device, str]:
-    """Return where a step of training is faster, and what there is to say: plain PyTorch on a CPU, and `fast_step` on a GPU.
-
-    Raises:
-        ValueError: the network takes more than one tensor.
+        arguments: of the call, on a device; Untraceable where nothing tells what the network takes.
     """
     found = devices()
+    try:
+        given = {device: arguments(device) for device in found} if len(found) > 1 else {}
+    except Untraceable as error:
+        model = build(found[-1])
+        model.told.append(f'device="auto": nothing was timed, so {found[-1]} was taken: {first_line(error)}')
+        return model
+    made = {device: build(device) for device in found}
+    taken, said = fastest({device: _answer(made[device], args) for device, args in given.items()}, "call") if given else (found[0], ALONE)
+    made[taken].told.append(said)
+    return made[taken]
+
+
+def training(network: nn.Module, example: Any, dtype: torch.dtype | None, tune: str, recompute: bool | None) -> tuple[torch.device, str]:
+    """Return where a step of training is faster, and what there is to say: plain PyTorch on a CPU, and `fast_step` on a GPU.
+
+    Where no step can be timed it is the device that the network lies on. Nobody's random numbers are used up.
+    """
+    asked.check(network)
+    found = devices()
     if len(found) == 1:
-        return fastest({}, "step")
-    cpu = torch.device("cpu")
-    args = asked.example_of(network, example, cpu, IMAGES)
-    if len(args) != 1 or not isinstance(args[0], Tensor):
-        raise ValueError('device="auto" times steps of networks that take one tensor; move the model to a device yourself')
-    return fastest({device: _step(network, args[0], device, dtype, tune) for device in found}, "step")
+        return found[0], ALONE
+    there = next((p.device for p in (*network.parameters(), *network.buffers())), found[0])
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng([d for d in found if d.type == "cuda"]):
+            args = asked.example_of(network, example, found[0], IMAGES)
+            return fastest({device: _step(network, args, device, dtype, tune, recompute) for device in found}, "step")
+    except Exception as error:  # whatever the network or an example stumbles over: who prepares it on one device says more
+        return there, f'device="auto": no step could be timed, so {there} stays: {type(error).__name__}: {first_line(error)}'
 
 
 def fastest(calls: Mapping[torch.device, Callable[[], object]], what: str) -> tuple[torch.device, str]:
-    """Time calls, and return the device of the fastest and a line with all times; without calls there is only the CPU."""
-    if not calls:
-        return torch.device("cpu"), 'device="auto": no CUDA device is there, so the CPU was taken'
+    """Time calls, and return the device of the fastest and a line with all times."""
     times = {device: _milliseconds(call, device) for device, call in calls.items()}
     taken = min(times, key=lambda device: times[device])
     shown = " and ".join(f"{ms:.3g} ms on {device}" for device, ms in times.items())
@@ -94,15 +103,19 @@ def _answer(model: Fast, args: tuple[Any, ...]) -> Callable[[], object]:
     return call
 
 
-def _step(network: nn.Module, example: Tensor, device: torch.device, dtype: torch.dtype | None, tune: str) -> Callable[[], object]:
+def _step(
+    network: nn.Module, args: tuple[Any, ...], device: torch.device, dtype: torch.dtype | None, tune: str, recompute: bool | None
+) -> Callable[[], object]:
     """Return a step of a copy, which learns nothing: there and back, and an optimiser with a rate of 0."""
     from zoo.kernels.training.beginning import begin
     from zoo.kernels.training.step import fast_step
 
-    twin, given, target = copy.deepcopy(network).to(device).train(), example.to(device), torch.zeros((), device=device)
+    if len(args) != 1 or not isinstance(args[0], Tensor):
+        raise ValueError("only steps of networks that take one tensor are timed")
+    twin, given, target = copy.deepcopy(network).to(device).train(), args[0].to(device), torch.zeros((), device=device)
     optimizer = torch.optim.SGD(twin.parameters(), 0.0)
     if device.type == "cuda":
-        model = begin(twin, None, dtype, given, tune)
+        model = begin(twin, None, dtype, given, tune, recompute)
         step = fast_step(model, _loss, optimizer, dtype="auto" if dtype is None else dtype)
         return lambda: step(given, target)
 

@@ -48,9 +48,14 @@ class Compiled:
         if [line for line in lines if line.startswith("@")][-1:] != [f"@{folder}"]:
             self._write(self._settled())
 
-    def any(self) -> bool:
-        """Tell whether anything was ever compiled, for whatever GPU."""
-        return any(not line.startswith("@") for line in self._known)
+    @property
+    def place(self) -> Path:
+        """Where the notes lie."""
+        return self._file
+
+    def empty(self) -> bool:
+        """Tell whether nothing is noted of any kernel, for whatever GPU."""
+        return all(line.startswith("@") for line in self._known)
 
     def has(self, key: str) -> bool:
         """Tell whether a kernel of this key was compiled."""

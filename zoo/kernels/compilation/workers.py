@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, Protocol
 
@@ -32,6 +33,8 @@ WORTH = 5
 """Missing kernels for which processes are started where a launch could compile them too: they need some seconds to start."""
 
 _log = logging.getLogger("zoo.kernels")
+_expected: set[Path] = set()
+"""Caches without notes that processes were started for."""
 
 
 class Work(Protocol):
@@ -66,7 +69,7 @@ class Failure:
 
 
 class Compilers:
-    """Processes that compile for GPUs of one compute capability; they start with the first tasks or by `expect`, and end with `close`.
+    """Processes that compile for GPUs of one compute capability; they start when tasks are expected or there, and end with `close`.
 
     Args:
         capability: of the GPU.
@@ -80,9 +83,17 @@ class Compilers:
         self._begun: threading.Thread | None = None
 
     def expect(self, about: int) -> None:
-        """Start processes for about so many kernels where nothing was ever compiled: then a plan will ask for some, whatever is known."""
-        if about >= self._worth and not Compiled(self._arguments[0]).any():
-            self._processes(about)
+        """Start processes for about so many kernels where nothing was ever compiled: then a plan will ask for some, whatever is known.
+
+        A process does that once for a cache, which may be one that can't be written.
+        """
+        if about < self._worth:
+            return
+        compiled = Compiled(self._arguments[0])
+        if not compiled.empty() or compiled.place in _expected:
+            return
+        _expected.add(compiled.place)
+        self._processes(about)
 
     def prepare(self, tasks: Sequence[Work]) -> None:
         """Start the processes that `compile` will use for these tasks, if it will; they are ready after some seconds."""
@@ -96,8 +107,10 @@ class Compilers:
         assert self._begun is None
 
         def quietly() -> None:
-            with suppress(OSError):  # closed meanwhile
+            try:
                 self._compiled(tasks, None, None)
+            except Exception as error:  # closed meanwhile, say; what is not compiled then is compiled when it is asked for
+                _log.debug("not compiled beside: %s: %s", type(error).__name__, error)
 
         self._begun = threading.Thread(target=quietly, name="zoo compiling", daemon=True)
         self._begun.start()
@@ -106,6 +119,8 @@ class Compilers:
         self, tasks: Sequence[Work], seconds: float | None = None, progress: Callable[[int, int, str], None] | None = None
     ) -> set[int]:
         """Compile as many tasks as the time allows, in their order, those of one key once; what was compiled before is left out.
+
+        What `begin` was given comes first, however long it takes.
 
         Args:
             tasks: kernels; the most promising first.

@@ -5,7 +5,11 @@ DenseNet's blocks become one buffer: every layer reads the first channels of it 
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from zoo.kernels.passes.graph import OUTSIDE, Graph, Node
 
@@ -44,6 +48,22 @@ def place(graph: Graph) -> dict[Node, Place]:
                 places[part] = Place(home.buffer, offset)
             offset += part.shape[1]
     return places
+
+
+def copied(graph: Graph, places: dict[Node, Place]) -> tuple[Graph, dict[Node, Place]]:
+    """Return a graph and its places with nodes of their own, and the same tensors."""
+    memo: dict[int, Any] = {}
+    waiting: list[Any] = [node.attrs for node in graph.nodes]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            memo[id(value)] = value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+    nodes = copy.deepcopy(graph.nodes, memo)  # in their order, so that none is copied from within another
+    return Graph(nodes, *copy.deepcopy((graph.inputs, graph.outputs), memo), graph.spec), copy.deepcopy(places, memo)
 
 
 def _is_prefix(cat: Node, places: dict[Node, Place]) -> bool:

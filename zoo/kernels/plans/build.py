@@ -25,7 +25,7 @@ from zoo.kernels.measuring.turns import measure, nobody_measures
 from zoo.kernels.memory.workspaces import give_back
 from zoo.kernels.passes.graph import Graph, Node
 from zoo.kernels.passes.pipeline import understand
-from zoo.kernels.passes.place import Place
+from zoo.kernels.passes.place import Place, copied
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.plans.balance import Means, balance, mean_inputs
 from zoo.kernels.plans.contest import Whole, contested, key, remembered
@@ -102,8 +102,9 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
         def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
             return understand(network, typed[0], typed[1], options.device, islands, options.dtype)
 
+        compiles = options.tune != "none" or not weights.planned  # of later shapes, guesses share most kernels with the first's
         with phase("starting processes"):
-            compilers.expect(sum(bool(layer._parameters) for layer in network.modules()))
+            compilers.expect(sum(bool(layer._parameters) for layer in network.modules()) if compiles else 0)
         with phase("tracing"):
             graph, places = again(islands=True)
             if narrowing is not None:
@@ -112,8 +113,8 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
         with phase("listing kernels"):  # processes begin, or compile, while the reference is computed
             if missing := kernels(graph, places, setting, options.tune, request.choices):
                 compilers.prepare(missing)
-            elif narrowing is None and (options.tune != "none" or not weights.planned):
-                compilers.begin(_known(*again(islands=True), setting, request, compilers))
+            elif narrowing is None and compiles:
+                compilers.begin(_known(*copied(graph, places), setting, request, compilers))
         with phase("reference"):
             batches = _batches(typed, tensors, options.device) if narrowing is None else narrowing.batches(len(tensors[0]), options.device)
             reference: Any = narrowing or do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
@@ -191,7 +192,7 @@ def _planned(
     options, weights, choices = request.options, request.weights, request.choices
     with bar("choosing kernels", options.progress) as progress:
         decision = choose(graph, places, setting, options.tune, choices, compilers, progress)
-        if options.tune != "none" or not weights.planned:  # of later shapes, guesses share most kernels with the first's
+        if options.tune != "none" or not weights.planned:
             compilers.compile(_tasks(graph, places, setting, decision), None, progress)
     compilers.rest()  # their memory may be needed
     weights.planned = True
@@ -209,7 +210,7 @@ def _planned(
 
 
 def _known(graph: Graph, places: dict[Node, Place], setting: Setting, request: Request, compilers: Compilers) -> list[Task]:
-    """Return the kernels of a plan of which nothing has to be timed; the graph is changed, so give one of its own."""
+    """Return the kernels of a plan of which nothing has to be timed; the graph is changed, so give a copy."""
     return _tasks(graph, places, setting, choose(graph, places, setting, "none", request.choices, compilers))
 
 

@@ -95,11 +95,10 @@ class Plan(Replayed):
         """Copy the caller's tensors into the buffers, in the forms that the first layers read; what was written there stays."""
         for number, tensor in enumerate(tensors):
             raw = self._raw[number]
-            if raw is not None:
-                if tensor is not raw:
-                    raw.copy_(tensor)
-            elif not any(tensor is buffer for buffer in self._buffers[number]):
+            if raw is None:
                 self._pack(number, tensor, self._buffers[number])
+            elif tensor is not raw:
+                raw.copy_(tensor)
 
     def _pack(self, number: int, tensor: Tensor, buffers: list[Tensor]) -> None:
         forms = self.program.forms[self.program.graph.inputs[number]]
@@ -267,9 +266,7 @@ class Plan(Replayed):
         return self._graph is not None
 
     def _rooms(self) -> list[Tensor | None]:
-        forms = [[kind for kind, _ in self.program.forms[node]] for node in self.program.graph.inputs]
-        read = zip(self._raw, forms, self._buffers, strict=True)
-        return [raw if raw is not None else buffers[0] if kinds == ["map"] else None for raw, kinds, buffers in read]
+        return [*self._raw]  # what lies in an arena is overwritten by later maps
 
     def _own_memory(self) -> Iterator[Tensor]:
         for held in (self._memory, *self._raw, *(buffer for forms in self._buffers for buffer in forms)):

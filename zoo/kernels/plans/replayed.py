@@ -19,6 +19,8 @@ class Replayed(ABC):
     """
 
     static = False
+    keeps_rooms = True
+    """Whether a call leaves what was written into its rooms as it is."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -27,7 +29,7 @@ class Replayed(ABC):
         self._raw_stream: int | None = None
         self._lasting: list[bool] | None = None
         self._shown: set[int] = set()
-        self._given: dict[int, Tensor] = {}
+        self._given: list[Tensor | None] = []
 
     @property
     @abstractmethod
@@ -40,7 +42,7 @@ class Replayed(ABC):
 
     @abstractmethod
     def _rooms(self) -> list[Tensor | None]:
-        """Return where a call reads each of its tensors; None of one that it reads in another form than a caller could write."""
+        """Return where a call reads each of its tensors, if that is memory of its own that nothing else is written into; else None."""
 
     @abstractmethod
     def _own_memory(self) -> Iterable[Tensor]:
@@ -51,10 +53,17 @@ class Replayed(ABC):
         """Return what calls read and none writes, weights say: an output that shows one is always copied."""
 
     def rooms(self) -> list[Tensor | None]:
-        """Return the tensors that a caller may write inputs into, and call with: such a one is not copied."""
-        found = self._rooms()
-        self._given = {room.untyped_storage().data_ptr(): room for room in found if room is not None}
-        return found
+        """Return the tensors that a caller may write inputs into; one that is then given in its place is not copied."""
+        self._given = self._rooms()
+        return list(self._given)
+
+    def overwrites(self, tensors: list[Tensor]) -> bool:
+        """Tell whether a call may write over a tensor that it is given: where answers lie, or a room that it does not keep."""
+        kept = self.keeps_rooms or not self._given
+        if not self._shown and kept:
+            return False
+        rooms = [] if kept else [room.untyped_storage().data_ptr() for room in self._given if room is not None]
+        return any((place := tensor.untyped_storage().data_ptr()) in self._shown or place in rooms for tensor in tensors)
 
     def __call__(self, tensors: list[Tensor]) -> list[Any]:
         """Answer one call."""
@@ -71,7 +80,7 @@ class Replayed(ABC):
         if not self.static:
             return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self._replay(tensors)]
         if self._shown or self._given:
-            tensors = [self._apart(tensor) for tensor in tensors]
+            tensors = [self._apart(tensor, number) for number, tensor in enumerate(tensors)]
         outputs = self._replay(tensors)
         if self._lasting is None:
             self._lasting = self._which_last(outputs)
@@ -87,12 +96,13 @@ class Replayed(ABC):
             held.record_stream(stream)
         self._stream, self._raw_stream = stream, stream.cuda_stream
 
-    def _apart(self, tensor: Tensor) -> Tensor:
-        """Return an input that lies in none of the memory that this call writes: an answer, or part of a room, that is given back."""
+    def _apart(self, tensor: Tensor, number: int) -> Tensor:
+        """Return an input that lies in none of the memory that this call writes: a copy of an answer, or of the room of another input."""
+        if self._given and tensor is self._given[number]:
+            return tensor
         place = tensor.untyped_storage().data_ptr()
-        if place in self._shown or (place in self._given and self._given[place] is not tensor):
-            return tensor.clone()
-        return tensor
+        written = place in self._shown or any(room is not None and room.untyped_storage().data_ptr() == place for room in self._given)
+        return tensor.clone() if written else tensor
 
     def _which_last(self, outputs: list[Any]) -> list[bool]:
         """Tell which outputs show what later calls read: who writes into these would change them."""

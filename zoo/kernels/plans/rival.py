@@ -46,6 +46,8 @@ class Compiled(Replayed):
         Exception: whatever the compiler or the capture stumbles over.
     """
 
+    keeps_rooms = False  # a network may write into its input
+
     def __init__(
         self, network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], setting: Setting, dtypes: list[torch.dtype | None]
     ) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 TOP1 = 0.98
 """Share of images whose most probable class has to stay, where a caller names nothing."""
-ERROR = 0.2
-"""Relative error up to which outputs that are no classes pass, where a caller names nothing: a cosine of about 0.98."""
+ERROR = 0.1
+"""Relative error up to which outputs that are no classes pass, where a caller names nothing: a cosine of about 0.995. At 0.16 k-NN
+by embeddings of EfficientNet-Lite0 lost two points on CIFAR-10."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,7 +284,7 @@ def test_an_image_that_is_written_where_the_plan_reads_it_is_not_copied() -> Non
     own = network()
     for example in (torch.zeros(2, 3, 16, 16), torch.zeros(256, 3, 64, 64)):
         model = fast(own, "cuda", torch.float32, static=True, example=example, progress=False)
-        (room,) = model.inputs()
+        (room,) = model.static_inputs()
         if room is None:  # packed before the network reads it
             assert len(example) == 256
             continue
@@ -299,7 +299,7 @@ def test_an_image_that_is_written_where_the_plan_reads_it_is_not_copied() -> Non
             torch.testing.assert_close(model(room.transpose(2, 3)), own(image.transpose(2, 3)).cuda(), rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(model(image.cuda()), expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(RuntimeError, match="static=True"):
-        fast(own, "cuda", torch.float32, example=torch.zeros(2, 3, 16, 16), progress=False).inputs()
+        fast(own, "cuda", torch.float32, example=torch.zeros(2, 3, 16, 16), progress=False).static_inputs()
 
 
 def test_static_goes_without_training() -> None:
@@ -310,7 +310,7 @@ def test_static_goes_without_training() -> None:
 def test_on_a_cpu_static_changes_nothing() -> None:
     model = fast(network(), CPU, static=True, example=torch.zeros(2, 3, 8, 8), progress=False)
     with pytest.raises(RuntimeError, match="on a GPU"):
-        model.inputs()
+        model.static_inputs()
     one = model(torch.ones(2, 3, 8, 8))
     kept = one.clone()
     model(torch.zeros(2, 3, 8, 8))

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from zoo import fast, fast_step, why
+from zoo.kernels import arguments as asked
 from zoo.kernels.api import placing
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -64,25 +66,62 @@ def test_without_a_gpu_it_is_the_cpu() -> None:
         assert "so the CPU was taken" in str(why(twin))
 
 
-def test_a_step_learns_nothing_and_leaves_the_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, x = Sequence(), torch.randn(2, 5, 3)
-    before = copy.deepcopy(own.state_dict())
-    step = placing._step(own, x, CPU, None, "quick")
-    step()
-    monkeypatch.setattr(placing, "devices", lambda: [CPU, CPU])
-    assert placing.training(own, x, None, "quick")[0] == CPU
+SECOND = torch.device("cpu", 0)
+"""What stands for a GPU: no key of a dictionary that the CPU is."""
+
+
+def test_a_step_learns_nothing_draws_nothing_and_leaves_the_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "devices", lambda: [CPU, SECOND])
+    own, x = nn.Sequential(Sequence(), nn.Dropout(0.5)).eval(), torch.randn(2, 5, 3)
+    before, drawn = copy.deepcopy(own.state_dict()), torch.get_rng_state()
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            taken, said = placing.training(own, x, None, "quick", None)
+        assert taken.type == "cpu"
+        assert " ms on cpu and " in said
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert not own.training
     assert all(torch.equal(value, before[name]) for name, value in own.state_dict().items())
     assert all(parameter.grad is None for parameter in own.parameters())
 
 
-def test_what_goes_without_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.zeros(1, 5, 3)
+@pytest.mark.parametrize(
+    ("network", "example", "said"),
+    [
+        (Sequence(), (torch.zeros(1, 5, 3), torch.zeros(1, 1, 4)), "take one tensor"),
+        (Sequence(), torch.zeros(1, 5, 9), "RuntimeError"),
+        (Sequence().requires_grad_(False), torch.zeros(1, 5, 3), "does not require grad"),
+        (nn.GRU(3, 4), None, "pass example="),
+    ],
+)
+def test_where_no_step_can_be_timed_the_model_stays(network: nn.Module, example: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "devices", lambda: [SECOND, CPU])
+    taken, line = placing.training(network, example, None, "quick", None)
+    assert taken == CPU
+    assert "no step could be timed, so cpu stays" in line
+    assert said in line
+
+
+def test_without_an_example_that_can_be_guessed_answers_come_from_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "devices", lambda: [SECOND, CPU])
+    with pytest.warns(UserWarning, match="runs unchanged"):
+        model = fast(nn.GRU(3, 4), "auto", progress=False)
+    assert why(model).told[-1].startswith('device="auto": nothing was timed, so cpu was taken: ')
+
+
+def test_an_example_of_several_tensors_is_moved_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "devices", lambda: [SECOND, CPU])
+    example = torch.zeros(5, 1, 3), (torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
+    model = fast(nn.LSTM(3, 4).eval(), "auto", example=example, progress=False)
+    assert " ms on cpu" in str(why(model))
+    args = asked.example_of(nn.LSTM(3, 4), example, torch.device("meta"))
+    assert all(leaf.is_meta for leaf in pytree.tree_leaves(args))
+
+
+def test_what_goes_without_it_says_what_to_do() -> None:
     for named in ({"dtype": "int8"}, {"tune": "background"}):
         with pytest.raises(ValueError, match="name a device"):
-            fast(Sequence(), "auto", example=x, **named)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    monkeypatch.setattr(placing, "devices", lambda: [CPU, CPU])
-    with pytest.raises(ValueError, match="one tensor"):
-        fast(Sequence(), "auto", train=True, example=(x, x))
+            fast(Sequence(), "auto", example=torch.zeros(1, 5, 3), **named)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 @pytest.mark.gpu

@@ -123,7 +123,7 @@ def test_answers_do_not_depend_on_the_batch() -> None:
 
 
 @pytest.mark.parametrize(("value", "classifies", "expected"), [
-    (None, True, Tolerance(0.98)), (None, False, Tolerance(error=0.2)), (0.95, True, Tolerance(0.95)), (1, True, Tolerance(1.0)),
+    (None, True, Tolerance(0.98)), (None, False, Tolerance(error=0.1)), (0.95, True, Tolerance(0.95)), (1, True, Tolerance(1.0)),
     ({"error": 0.1}, False, Tolerance(error=0.1)), ({"top1": 0.9, "error": 0.1}, True, Tolerance(0.9, 0.1)),
 ])  # fmt: skip
 def test_tolerances_that_are_understood(value: Any, classifies: bool, expected: Tolerance) -> None:
