@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ from zoo.kernels.tuning.request import Request
 from zoo.kernels.tuning.steps import Setting
 from zoo.kernels.tuning.tasks import Task
 
+_log = logging.getLogger("zoo.kernels")
 _BUILDING = threading.RLock()
 """Flags of cuDNN, TF32 and the collector are the process's: two plans made at once would disturb, and time, each other."""
 CHECKED_IMAGES = 16
@@ -114,7 +116,7 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
             if missing := kernels(graph, places, setting, options.tune, request.choices):
                 compilers.prepare(missing)
             elif narrowing is None and compiles:
-                compilers.begin(_known(*copied(graph, places), setting, request, compilers))
+                _begin(compilers, graph, places, setting, request)
         with phase("reference"):
             batches = _batches(typed, tensors, options.device) if narrowing is None else narrowing.batches(len(tensors[0]), options.device)
             reference: Any = narrowing or do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
@@ -209,9 +211,13 @@ def _planned(
     return capture
 
 
-def _known(graph: Graph, places: dict[Node, Place], setting: Setting, request: Request, compilers: Compilers) -> list[Task]:
-    """Return the kernels of a plan of which nothing has to be timed; the graph is changed, so give a copy."""
-    return _tasks(graph, places, setting, choose(graph, places, setting, "none", request.choices, compilers))
+def _begin(compilers: Compilers, graph: Graph, places: dict[Node, Place], setting: Setting, request: Request) -> None:
+    """Begin to compile the kernels of a plan of which nothing has to be timed; the choice changes a graph, so it has a copy."""
+    try:
+        graph, places = copied(graph, places)
+        compilers.begin(_tasks(graph, places, setting, choose(graph, places, setting, "none", request.choices, compilers)))
+    except Exception as error:  # an argument that can't be copied, say: they are compiled when they are chosen
+        _log.debug("not compiled beside: %s: %s", type(error).__name__, error)
 
 
 def _tasks(graph: Graph, places: dict[Node, Place], setting: Setting, decision: Decision) -> list[Task]:
