@@ -201,6 +201,7 @@ LAW: dict[str, set[str]] = {
         "zoo.kernels.tuning",
     },
     "zoo.kernels.quantizing": {
+        "weights",
         "zoo.kernels.comparing",
         "zoo.kernels.engines",
         "zoo.kernels.errors",

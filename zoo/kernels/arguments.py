@@ -57,22 +57,23 @@ def _pruned(model: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def device_of(device: torch.device | str | int | None) -> torch.device:
-    """Return the device that is meant, an index with "cuda"; ValueError says what there is instead."""
+def device_of(device: torch.device | str | int | None, auto: bool = False) -> torch.device:
+    """Return the device that is meant, an index with "cuda"; ValueError says what there is instead, "auto" too where that is taken."""
+    words = '"cuda", "cuda:1", "cpu" or "auto"' if auto else '"cuda", "cuda:1" or "cpu"'
     if isinstance(device, torch.dtype):
         raise ValueError(f"{device} is a dtype, and stands where the device does; use fast(model, dtype={device})")
     if isinstance(device, bool):
-        raise ValueError(f'no device {device}; use "cuda", "cuda:1" or "cpu"')
+        raise ValueError(f"no device {device}; use {words}")
     if device is None:
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     try:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f'no device {device!r}; use "cuda", "cuda:1" or "cpu"') from error
+        raise ValueError(f"no device {device!r}; use {words}") from error
     if wanted.type == "cpu":
         return torch.device("cpu")
     if wanted.type != "cuda":
-        raise ValueError(f'fast runs on CUDA and CPU, got {wanted}; use "cuda" or "cpu"')
+        raise ValueError(f"fast runs on CUDA and CPU, got {wanted}; use {words}")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         raise ValueError(f'{wanted} was asked for, and PyTorch sees no CUDA device here; leave device out, or use "cpu"')

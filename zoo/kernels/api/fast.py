@@ -84,9 +84,8 @@ def fast(
     Args:
         model: any module; it is neither moved nor changed. It is taken in eval mode, whatever mode it is in, but with `train`.
         device: where to run; None is the current CUDA device if there is one, else the CPU. With `train` it is the model's. "auto" times
-            the CPU and the current CUDA device once, on the example, and takes the faster: for small networks of sequences that may be
-            the CPU. With `train` the model is moved there. `why` says both times. Bring inputs to `model.device`, with `train` to where
-            the model's parameters lie.
+            a call, with `train` a step, on the CPU and on the current CUDA device once, takes the faster, and moves the model there with
+            `train`. `why` says both times. Each is computed in `dtype`, or in what None means there. Bring inputs to `model.device`.
         dtype: bfloat16, float16 or float32; None is bfloat16 on GPUs that have it, else float16, and float32 on a CPU. With `train`
             it is that of the autocast to check under; the caller's autocast says what is computed in. Also "int8", quantised after
             training, on a GPU "fp8" (e4m3), and "auto", the fastest precision whose certificate keeps `tolerance`: of float32,
@@ -187,14 +186,14 @@ def fast(
     if device == AUTO:
         if narrow is not None or tune == "background":
             with_it = 'tune="background"' if narrow is None else f"dtype={narrow!r}"
-            raise ValueError(f'device="auto" goes without {with_it}: name a device')
+            raise ValueError(f'device="auto" can\'t be combined with {with_it}: name a device')
         from zoo.kernels.api.placing import answering
 
         def build(where: torch.device) -> Fast:
             return cast("Fast", fast(model, where, dtype, tune=tune, example=example, tf32=tf32, static=static, progress=progress))
 
         return answering(build, lambda where: asked.example_of(asked.core(model), example, where))
-    where = asked.device_of(device)
+    where = asked.device_of(device, auto=narrow is None)
     if narrow is not None:
         asked.check(asked.core(model))
         from zoo.kernels.api.precisions import Wanted, proven

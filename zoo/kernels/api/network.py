@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
+from weights.callers import stacklevel
 from zoo.kernels.errors import Untraceable, first_line
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
@@ -40,8 +41,6 @@ _version = attrgetter("_version")
 """Counts what was written into a tensor in place."""
 KEPT_PLANS = 8
 """Input shapes whose plans a fast network keeps; the one that was not used for longest goes first."""
-CALLER = 4
-"""Frames between `forward` and whoever calls the module, itself counted: `nn.Module` has two."""
 WHOLE = 512
 """Pixels of a side from which on a detector is compared on images of half its size: of smaller ones too little would be left."""
 KEPT_REASONS = 64
@@ -250,7 +249,7 @@ class Fast(nn.Module):
                     with self._lock:
                         self._unplanned.pop(key, None)
                     raise
-                warnings.warn(f"{type(self._network).__name__} runs unchanged for this shape: {error}", stacklevel=CALLER)
+                warnings.warn(f"{type(self._network).__name__} runs unchanged for this shape: {error}", stacklevel=stacklevel())
                 return result
             if built is None:
                 result = self._run_unchanged(args, kwargs)
@@ -294,24 +293,23 @@ class Fast(nn.Module):
 
         They are those of the plan that was used last. Write an image there, from the CPU too, on the stream that calls the network, and
         call it with that very tensor. Write it anew for each call. Where there is None, pass a tensor of your own, which is copied: large
-        batches are packed before the network reads them, and inputs that are no images lie where later maps do.
+        batches are packed before the network reads them, inputs that are no images lie where later maps do, and a CPU has no such tensors.
 
         Raises:
-            RuntimeError: without `static`, on a CPU, or before a first plan was made.
+            RuntimeError: without `static`, or before a first plan was made.
 
         Example:
             >>> model = fast(trained(ResNet50), static=True)  # doctest: +SKIP
             >>> (room,) = model.static_inputs()               # doctest: +SKIP
-            >>> room.copy_(image, non_blocking=True)          # doctest: +SKIP
-            >>> logits = model(room)                          # doctest: +SKIP
+            >>> logits = model(image if room is None else room.copy_(image, non_blocking=True))  # doctest: +SKIP
         """
-        if not self.static or self.device.type == "cpu":
-            raise RuntimeError("static_inputs() is for fast(model, static=True) on a GPU; other calls copy their inputs")
+        if not self.static:
+            raise RuntimeError("static_inputs() is for fast(model, static=True); other calls copy their inputs")
         with self._order:
             built = next(reversed(self._plans.values()), None)
-        if built is None or not built.replays:
-            raise RuntimeError("no plan was made yet that is replayed; call the network once, or see why(model)")
-        return built.run.rooms()  # pyright: ignore[reportFunctionMemberAccess]
+        if built is None:
+            raise RuntimeError("no plan was made yet; call the network once, or see why(model)")
+        return built.run.rooms() if built.replays else [None] * len(built.report.shapes)  # pyright: ignore[reportFunctionMemberAccess]
 
     def _used(self, key: Any) -> None:
         """Note that a plan was used last."""
@@ -616,7 +614,7 @@ class Fast(nn.Module):
         """Run the network unchanged from now on, and warn whoever called `fast`."""
         self.unchanged = reason
         self._unplanned.clear()  # it is said once
-        warnings.warn(f"{type(self._network).__name__} runs unchanged: {reason}", stacklevel=3)
+        warnings.warn(f"{type(self._network).__name__} runs unchanged: {reason}", stacklevel=stacklevel())
 
     def report(self) -> Report:
         """Return what `why` shows."""

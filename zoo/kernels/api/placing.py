@@ -1,4 +1,4 @@
-"""`device="auto"`: a CPU and a GPU are timed once, and the faster is taken. Small networks of sequences may be faster on a CPU."""
+"""`device="auto"`: a CPU and a GPU are timed once, and the faster is taken: which it is for a small network depends on both."""
 
 from __future__ import annotations
 

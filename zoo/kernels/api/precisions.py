@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weights.callers import stacklevel
 from zoo.kernels import arguments as asked
 from zoo.kernels.api.network import Fast, Tune
 from zoo.kernels.comparing.copies import on_device, tensors_of
@@ -135,7 +136,7 @@ def _on_gpu(
     if wanted.dtype != "auto":
         found = narrow(wanted.dtype)
         if not found.proofs:
-            warnings.warn(f"{type(network).__name__}: {found.told[0]}; why(model) shows what runs", stacklevel=4)
+            warnings.warn(f"{type(network).__name__}: {found.told[0]}; why(model) shows what runs", stacklevel=stacklevel())
         else:
             _warn_unproven(found.proofs[0], network)
         return found
@@ -212,7 +213,7 @@ def _warn_unproven(certificate: Certificate, network: nn.Module) -> None:
         warnings.warn(
             f"{certificate.precision} is UNPROVEN for {type(network).__name__}: {certificate.unproven}. Give fast(..., calibration=) "
             "photographs of the kind that the network will be shown",
-            stacklevel=5,
+            stacklevel=stacklevel(),
         )
 
 

@@ -11,6 +11,8 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
+from weights.callers import stacklevel
+
 FEWEST = 32
 """Images to calibrate on, and images to compare on, at least."""
 CALIBRATE = 300
@@ -83,7 +85,8 @@ def gather(network: nn.Module, calibration: Any, check: Any = None, labels: Any 
     first = sorted({digest_of(image): index for index, image in reversed([*enumerate(compared)])}.values())
     if len(first) < len(compared):
         warnings.warn(
-            f"{len(compared) - len(first)} of the {len(compared)} check images are copies of others: each counts once", stacklevel=2
+            f"{len(compared) - len(first)} of the {len(compared)} check images are copies of others: each counts once",
+            stacklevel=stacklevel(),
         )
         compared, known = compared[first], None if known is None else known[first]
     noise = min(_smooth(pixels), _smooth(compared)) < NOISE

@@ -32,7 +32,7 @@ def begin(
     network = asked.core(model)
     asked.check(network)
     there = next((p.device for p in (*network.parameters(), *network.buffers())), torch.device("cpu"))
-    if device is not None and asked.device_of(device) != there:
+    if device is not None and asked.device_of(device, auto=True) != there:
         raise ValueError(f"its parameters are the model's, on {there}; move the model itself first: model.to({str(device)!r})")
     kind = there.type
     if dtype is None and torch.is_autocast_enabled(kind):

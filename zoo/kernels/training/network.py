@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
+from weights.callers import stacklevel
 from zoo.kernels.comparing.copies import tensors_of
 from zoo.kernels.errors import Untraceable
 from zoo.kernels.measuring.stopwatch import stopwatch
@@ -116,13 +117,13 @@ class FastTraining(nn.Module):
                 checked(copy.deepcopy(self.network).train(), args, {}, self._known)
             except Untraceable as error:
                 self.__dict__["_refused"] = str(error)
-                warnings.warn(f"{type(self.network).__name__} trains unchanged for this shape: {error}", stacklevel=3)
+                warnings.warn(f"{type(self.network).__name__} trains unchanged for this shape: {error}", stacklevel=stacklevel())
             self._give_back(args, {})
 
     def refuse(self, reason: str) -> None:
         """Say that the network will run unchanged."""
         self.__dict__["_refused"] = reason
-        warnings.warn(f"{type(self.network).__name__} trains unchanged: {reason}", stacklevel=5)
+        warnings.warn(f"{type(self.network).__name__} trains unchanged: {reason}", stacklevel=stacklevel())
 
     def _kept(self, key: Any) -> _Plan | None:
         """Return the plan of a kind of calls, and note that it is the last one used."""
@@ -147,7 +148,7 @@ class FastTraining(nn.Module):
                 plan.report.seconds = seconds
             except Untraceable as error:
                 plan = _Plan(None, None, PlanReport(shapes, notes=[f"runs unchanged: {error}"]), str(error))
-                warnings.warn(f"{type(self.network).__name__} trains unchanged for this shape: {error}", stacklevel=3)
+                warnings.warn(f"{type(self.network).__name__} trains unchanged for this shape: {error}", stacklevel=stacklevel())
             plan.report.given = named(args, kwargs) + _casting((args, kwargs))
             self._give_back(args, kwargs)
             self._plans[key] = plan
@@ -173,9 +174,14 @@ class FastTraining(nn.Module):
         last = next(reversed(self._plans.values()), None)
         return self._seen or (last.unchanged if last is not None else self._refused)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the network's parameters lie, and inputs belong."""
+        return next((p.device for p in self.network.parameters()), torch.device("cpu"))
+
     def report(self) -> Report:
         """Return what `why` shows."""
-        device = next((str(p.device) for p in self.network.parameters()), "cpu")
+        device = str(self.device)
         waits = "" if self.training or self._plans else "it is in eval mode, where the network runs itself; train by model.train()"
         plans = [plan.report for plan in self._plans.values()]
         return Report(plans, self.unchanged or waits, device, str(self.dtype).removeprefix("torch."), told=list(self.told))

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from weights.arguments import forgiving
+from weights.callers import stacklevel
 from zoo.kernels.comparing.copies import tensors_of
 from zoo.kernels.errors import first_line
 from zoo.kernels.measuring.timing import release_generator
@@ -117,7 +118,7 @@ class FastStep:
             warnings.warn(
                 "the network is in eval mode: its BatchNorms learn no statistics, dropout draws nothing, and a fast network runs as it is; "
                 "call model.train() before the first step, unless that is meant",
-                stacklevel=2,
+                stacklevel=stacklevel(),
             )
         parts = ((images, target), *more)
         if self._exchange is not None and (reason := Exchange.hooked(self.model)):  # pyright: ignore[reportArgumentType]
@@ -265,7 +266,7 @@ class FastStep:
 
     def _give_up(self, reason: str) -> None:
         self.unchanged = f"the step can't be captured: {reason}"
-        warnings.warn(f"fast_step runs its calls one by one: {self.unchanged}", stacklevel=4)
+        warnings.warn(f"fast_step runs its calls one by one: {self.unchanged}", stacklevel=stacklevel())
         self.optimizer.zero_grad(set_to_none=True)
         self._forget()
         self._prepared = None
