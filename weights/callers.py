@@ -20,7 +20,7 @@ def stacklevel() -> int:
         >>> import warnings
         >>> warnings.warn("runs unchanged", stacklevel=stacklevel())  # doctest: +SKIP
     """
-    level, frame = 1, sys._getframe(1)
+    level, frame = 1, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while _hands_on(frame) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     return level
