@@ -15,7 +15,7 @@ class Vectors(nn.Module):
 
     def __init__(self, features: Features) -> None:
         super().__init__()
-        self.features = features
+        self.features, self.network_name = features, features.network_name
         self.in_channels, self.input_size = features.in_channels, features.input_size
         self.taps = tuple(features.taps)
 

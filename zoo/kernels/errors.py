@@ -6,6 +6,12 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
+def called(network: object) -> str:
+    """Return what a message calls a network: a part's `network_name`, that of the network which it was taken from, else its class."""
+    name = getattr(network, "network_name", "")
+    return name if isinstance(name, str) and name else type(network).__name__
+
+
 class Untraceable(RuntimeError):
     """The network can't be written down as a fixed sequence of operators; the message says where and why.
 

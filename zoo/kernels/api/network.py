@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from weights.callers import stacklevel
-from zoo.kernels.errors import Untraceable, first_line
+from zoo.kernels.errors import Untraceable, called, first_line
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
     from zoo.kernels.api.background import Background, Finish, Job
@@ -249,7 +249,7 @@ class Fast(nn.Module):
                     with self._lock:
                         self._unplanned.pop(key, None)
                     raise
-                warnings.warn(f"{type(self._network).__name__} runs unchanged for this shape: {error}", stacklevel=stacklevel())
+                warnings.warn(f"{called(self._network)} runs unchanged for this shape: {error}", stacklevel=stacklevel())
                 return result
             if built is None:
                 result = self._run_unchanged(args, kwargs)
@@ -563,7 +563,7 @@ class Fast(nn.Module):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever the network raises
-            name = type(self.core).__name__
+            name = called(self.core)
             raise ValueError(f"{name} does not take this example: {type(error).__name__}: {first_line(error)}") from error
 
     def prepare(self, args: tuple[Any, ...]) -> None:
@@ -595,7 +595,7 @@ class Fast(nn.Module):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever the network raises
-            name = type(self.core).__name__
+            name = called(self.core)
             raise ValueError(f"{name} does not take this example: {type(error).__name__}: {first_line(error)}") from error
 
     def prepare_parts(self, parts: dict[str, str], example: Any = None) -> None:
@@ -607,14 +607,14 @@ class Fast(nn.Module):
         from zoo.kernels.comparing.copies import own_dtype
 
         self.parts = parts
-        self.unchanged = f"boxes depend on values, so fast() covers only {', '.join(parts.values())} of {type(self.core).__name__}"
+        self.unchanged = f"boxes depend on values, so fast() covers only {', '.join(parts.values())} of {called(self.core)}"
         self._plain_copy, self._plain_dtype = self._with_parts(example), own_dtype(self._network)
 
     def refuse(self, reason: str) -> None:
         """Run the network unchanged from now on, and warn whoever called `fast`."""
         self.unchanged = reason
         self._unplanned.clear()  # it is said once
-        warnings.warn(f"{type(self._network).__name__} runs unchanged: {reason}", stacklevel=stacklevel())
+        warnings.warn(f"{called(self._network)} runs unchanged: {reason}", stacklevel=stacklevel())
 
     def report(self) -> Report:
         """Return what `why` shows."""

@@ -18,7 +18,7 @@ from zoo.kernels.comparing.copies import on_device, tensors_of
 from zoo.kernels.comparing.precision import products
 from zoo.kernels.engines.openvino import precision as computes
 from zoo.kernels.engines.race import turn, undisturbed
-from zoo.kernels.errors import Untraceable, first_line
+from zoo.kernels.errors import Untraceable, called, first_line
 from zoo.kernels.quantizing import by_nncf, by_onnxruntime
 from zoo.kernels.quantizing.bfloat16 import ENGINE, Bfloat16
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare, is_logits
@@ -136,7 +136,7 @@ def _on_gpu(
     if wanted.dtype != "auto":
         found = narrow(wanted.dtype)
         if not found.proofs:
-            warnings.warn(f"{type(network).__name__}: {found.told[0]}; why(model) shows what runs", stacklevel=stacklevel())
+            warnings.warn(f"{called(network)}: {found.told[0]}; why(model) shows what runs", stacklevel=stacklevel())
         else:
             _warn_unproven(found.proofs[0], network)
         return found
@@ -211,7 +211,7 @@ def _warn_unproven(certificate: Certificate, network: nn.Module) -> None:
     """Warn the caller of `fast` that no real images were compared."""
     if certificate.unproven:
         warnings.warn(
-            f"{certificate.precision} is UNPROVEN for {type(network).__name__}: {certificate.unproven}. Give fast(..., calibration=) "
+            f"{certificate.precision} is UNPROVEN for {called(network)}: {certificate.unproven}. Give fast(..., calibration=) "
             "photographs of the kind that the network will be shown",
             stacklevel=stacklevel(),
         )

@@ -12,7 +12,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from zoo.kernels.errors import Untraceable, first_line
+from zoo.kernels.errors import Untraceable, called, first_line
 from zoo.kernels.measuring.timing import alternate
 from zoo.kernels.passes.pipeline import understand
 from zoo.kernels.plans.ranges import Scales, measure
@@ -114,12 +114,12 @@ def certified(
                 return _told(fast, done), done
             refused.append(certificate)
     except Untraceable as error:
-        raise ValueError(f"{type(network).__name__} can't be computed in {kind}: {first_line(error)}") from error
+        raise ValueError(f"{called(network)} can't be computed in {kind}: {first_line(error)}") from error
     if not refused:
         return build(None), None
     best = max(refused, key=lambda one: (one.top1 or 0, -one.error))
     said = (
-        f"{kind} is refused for {type(network).__name__}: of {len(refused)} candidates the nearest to float32 has {best.shares()} on "
+        f"{kind} is refused for {called(network)}: of {len(refused)} candidates the nearest to float32 has {best.shares()} on "
         f"{best.images} held-out images, and the tolerance asks for a {tolerance}"
     )
     raise NotCertified(f"{said}. Give more calibration images, or a wider tolerance=, or use dtype=torch.bfloat16", refused, said)

@@ -12,6 +12,7 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from weights.callers import stacklevel
+from zoo.kernels.errors import called
 
 FEWEST = 32
 """Images to calibrate on, and images to compare on, at least."""
@@ -127,7 +128,7 @@ def _pixels(network: Any, given: Any, what: str, size: tuple[int, ...] | None) -
     known = getattr(network, "checkpoint", None) is not None
     if not ready and (reads is None or not (known or hasattr(network, "answer_by"))):
         raise ValueError(
-            f"{type(network).__name__} has no checkpoint that says how pictures are preprocessed; give {what} as a float tensor "
+            f"{called(network)} has no checkpoint that says how pictures are preprocessed; give {what} as a float tensor "
             "(N, C, H, W) that is preprocessed as the network's own input is"
         )
     images: Tensor = given if isinstance(given, Tensor) and ready else reads(given)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo.kernels.comparing.copies import in_own_dtype, on_device
 from zoo.kernels.engines import openvino
 from zoo.kernels.engines.export import Form
-from zoo.kernels.errors import first_line
+from zoo.kernels.errors import called, first_line
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.trace import trace
 from zoo.kernels.quantizing import by_nncf, by_onnxruntime, keeping
@@ -78,10 +78,10 @@ def quantized(network: nn.Module, images: Images, tolerance: Tolerance, classifi
         refused.append(certificate)
     why = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
     if not refused:
-        raise ValueError(f"{type(network).__name__} can't be quantised: {why}")
+        raise ValueError(f"{called(network)} can't be quantised: {why}")
     best = max(refused, key=lambda one: (one.top1 or 0, -one.error))
     found = (
-        f"int8 is refused for {type(network).__name__}: of {len(refused)} candidates the nearest to float32 has {best.shares()} on "
+        f"int8 is refused for {called(network)}: of {len(refused)} candidates the nearest to float32 has {best.shares()} on "
         f"{best.images} held-out images, and the tolerance asks for a {tolerance}" + (f" ({why})" if why else "")
     )
     raise NotCertified(f"{found}. Give more calibration images, or a wider tolerance=, or use dtype=torch.bfloat16", refused, found)
