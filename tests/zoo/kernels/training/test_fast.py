@@ -382,7 +382,7 @@ def test_a_fault_that_no_chain_shows_alone_is_found_in_the_whole(monkeypatch: py
 
 
 def test_refusals_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "device_of", lambda device: torch.device("cuda", 0))
+    monkeypatch.setattr(asked, "device_of", lambda device, auto=False: torch.device("cuda", 0))
     with pytest.raises(ValueError, match="move the model itself"):
         fast(nn.Linear(3, 3), "cuda", train=True)
     with pytest.raises(RuntimeError, match="DistributedDataParallel"):
