@@ -16,32 +16,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import zoo
 from recipes.eight_bits_gpu import timed
+from weights.record import Preprocessing
+from zoo.images.preprocess import preprocess
 
-WIDTHS = (64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512)
-SIDE = 224
-MEAN, STD = np.array((0.485, 0.456, 0.406), np.float32), np.array((0.229, 0.224, 0.225), np.float32)
+LAYERS = 40
+"""Of VGG16's with BatchNorm, all but its last convolution, norm, activation and pool."""
+IMAGENET = Preprocessing(resize=224, crop=224, interpolation="bicubic", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
 def trunk(file: Path) -> nn.Module:
     """Return the trunk with a detector's weights; every layer has to be there, by its published number."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for width in WIDTHS:
-        if width == "pool":
-            layers.append(nn.MaxPool2d(2))
-            continue
-        layers += [nn.Conv2d(channels, int(width), 3, padding=1), nn.BatchNorm2d(int(width)), nn.ReLU()]
-        channels = int(width)
-    body = nn.Sequential(*layers)
+    body = nn.Sequential(*zoo.VGG16_BN().features[:LAYERS])
     found = torch.load(file, map_location="cpu", weights_only=True)
     slices = {name.partition("basenet.")[2]: value.float() for name, value in found.items() if "basenet." in name}
     named = {name.partition(".")[2]: value for name, value in slices.items() if not name.startswith("slice5.")}  # the detector's own
@@ -50,17 +42,8 @@ def trunk(file: Path) -> nn.Module:
 
 
 def images_of(folder: Path) -> Tensor:
-    """Return photographs (N, 3, 224, 224), normalised: the shorter side to 224, the middle of the longer."""
-    found = []
-    for file in sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png")):
-        picture = Image.open(file).convert("RGB")
-        scale = SIDE / min(picture.size)
-        size = max(SIDE, round(picture.width * scale)), max(SIDE, round(picture.height * scale))
-        picture = picture.resize(size, Image.Resampling.BICUBIC)
-        left, top = (picture.width - SIDE) // 2, (picture.height - SIDE) // 2
-        pixels = np.asarray(picture.crop((left, top, left + SIDE, top + SIDE)), np.float32) / 255
-        found.append(torch.from_numpy((pixels - MEAN) / STD).permute(2, 0, 1))
-    return torch.stack(found)
+    """Return photographs (N, 3, 224, 224), prepared as for ImageNet."""
+    return preprocess(sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png")), IMAGENET)
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from weights.callers import stacklevel
+from zoo.kernels.api.calls import PLAIN, key_of, one_key, special
 from zoo.kernels.errors import Untraceable, called, first_line
 
 if TYPE_CHECKING:  # the passes are loaded by the first call: `import zoo` has to stay quick
@@ -199,11 +199,11 @@ class Fast(nn.Module):
                 self._settle()
                 self._fresh()
         if len(args) == 1 and not kwargs and type(image := args[0]) is Tensor and (built := self._replaying(image)) is not None:
-            if self.static and built.run.overwrites([image]) and (changed := self._changed()):  # pyright: ignore[reportFunctionMemberAccess]
+            if self.static and built.overwrites([image]) and (changed := self._changed()):
                 return self._by_itself(changed, args, kwargs)
             outputs = built.run([image])
             if len(self._plans) > 1:
-                self._used(_one_key(image))
+                self._used(one_key(image))
             if changed := self._changed():  # the GPU computes while this looks whether it may
                 return self._by_itself(changed, args, kwargs)
             return outputs[0] if built.single else pytree.tree_unflatten(outputs, built.spec)
@@ -224,14 +224,14 @@ class Fast(nn.Module):
             if tensor.is_neg() or tensor.is_conj():  # kernels read memory, where neither is carried out yet
                 args, kwargs = pytree.tree_map_only(Tensor, lambda lazy: lazy.resolve_conj().resolve_neg(), (args, kwargs))
                 return self.forward(*args, **kwargs)
-        if special := _special(tensors):
-            return self._by_itself(special, args, kwargs)
+        if reason := special(tensors):
+            return self._by_itself(reason, args, kwargs)
         # An object may hold anything, and change.
-        planned = not self.unchanged and (spec is None or all(isinstance(leaf, Tensor | _PLAIN) for leaf in leaves))
-        key = (len(args) if spec is None else repr(spec), *(_key(leaf) for leaf in leaves)) if planned else None
+        planned = not self.unchanged and (spec is None or all(isinstance(leaf, Tensor | PLAIN) for leaf in leaves))
+        key = (len(args) if spec is None else repr(spec), *(key_of(leaf) for leaf in leaves)) if planned else None
         built = self._plans.get(key)
         runs_ahead = built is not None and self.device.type == "cuda"  # the GPU computes while this looks whether it may
-        if built is not None and runs_ahead and self.static and getattr(built.run, "overwrites", _nothing)(tensors):
+        if built is not None and self.static and built.overwrites(tensors):
             runs_ahead = False
         if not runs_ahead and (changed := self._changed()):
             return self._by_itself(changed, args, kwargs)
@@ -272,7 +272,7 @@ class Fast(nn.Module):
         """
         if image.is_nested:  # which has no shape
             return None
-        built = self._plans.get(_one_key(image))
+        built = self._plans.get(one_key(image))
         if (
             built is None
             or not built.replays
@@ -281,7 +281,7 @@ class Fast(nn.Module):
             or self.unchanged
             or image.is_neg()
             or image.is_conj()
-            or _special([image])
+            or special([image])
         ):
             return None
         if self.static:
@@ -309,7 +309,7 @@ class Fast(nn.Module):
             built = next(reversed(self._plans.values()), None)
         if built is None:
             raise RuntimeError("no plan was made yet; call the network once, or see why(model)")
-        return built.run.rooms() if built.replays else [None] * len(built.report.shapes)  # pyright: ignore[reportFunctionMemberAccess]
+        return built.rooms()
 
     def _used(self, key: Any) -> None:
         """Note that a plan was used last."""
@@ -767,8 +767,6 @@ OWN = {
     "static",
 }
 """Attributes of a fast network that are not its network's."""
-_PLAIN = type(None) | bool | int | float | str | torch.dtype | torch.device
-"""Arguments that a plan may be made for, one for each value."""
 
 
 @contextmanager
@@ -776,11 +774,6 @@ def _without_modes(device: torch.device) -> Iterator[None]:
     """Work by PyTorch's own defaults, whatever the caller's are."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False), torch.device("cpu"):
         yield
-
-
-def _nothing(tensors: list[Tensor]) -> bool:
-    """Overwrite none, as what is no replay."""
-    return False
 
 
 def _finished(job: Job) -> Built:
@@ -803,34 +796,6 @@ def _at_once(build: Callable[[Request], Built], request: Request) -> Finish:
     """Make a plan that nothing is left to do of."""
     built = build(request)
     return lambda: built
-
-
-def _special(tensors: list[Tensor]) -> str:
-    """Say why no plan may answer a call, which has to be seen by PyTorch; "" of an ordinary one."""
-    if torch._C._are_functorch_transforms_active():
-        return "it is called inside a transform of torch.func, such as vmap"
-    if torch.compiler.is_exporting() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-        return "it is being exported or traced"
-    if forward_ad._current_level >= 0:
-        return "it is called inside forward-mode differentiation"
-    for tensor in tensors:
-        if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
-            return f"it is given a {type(tensor).__name__}"
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor._is_zerotensor():  # no plain memory
-            return f"it is given a tensor that is {'nested' if tensor.is_nested else 'lazy or of layout ' + str(tensor.layout)}"
-    return ""
-
-
-def _one_key(image: Tensor) -> Any:
-    """Return the key of a plan for a call with one tensor and nothing else."""
-    return 1, _key(image)
-
-
-def _key(leaf: Any) -> Any:
-    """Return what distinguishes an argument from others that need another plan: 1, 1.0 and True do."""
-    if isinstance(leaf, Tensor):
-        return tuple(leaf.shape), leaf.dtype.is_floating_point or leaf.dtype
-    return type(leaf).__name__, repr(leaf)
 
 
 def _answer(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:

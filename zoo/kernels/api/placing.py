@@ -17,7 +17,7 @@ from zoo.kernels.api.network import Fast
 from zoo.kernels.errors import Untraceable, first_line
 
 WARMUPS, LEAST, MOST, SECONDS = 6, 5, 50, 0.5
-"""Calls before the first that counts, at which a step is captured too; how many count at least and at most; and for how long."""
+"""Calls before the first that counts, at which a step is captured too; how many count at least and at most; and for how long they go on."""
 IMAGES = 16
 """Images of a step that is timed where no example is given."""
 ALONE = 'device="auto": no CUDA device is there, so the CPU was taken'
@@ -70,29 +70,30 @@ def training(network: nn.Module, example: Any, dtype: torch.dtype | None, tune: 
 
 
 def fastest(calls: Mapping[torch.device, Callable[[], object]], what: str) -> tuple[torch.device, str]:
-    """Time calls, and return the device of the fastest and a line with all times."""
-    times = {device: _milliseconds(call, device) for device, call in calls.items()}
+    """Time calls in turns, and return the device of the fastest and a line with the median of each."""
+    for device, call in calls.items():
+        for _ in range(WARMUPS):
+            _milliseconds(call, device)
+    found: dict[torch.device, list[float]] = {device: [] for device in calls}
+    until = time.perf_counter() + SECONDS
+    for number in range(MOST):
+        if number >= LEAST and time.perf_counter() > until:
+            break
+        for device, call in calls.items():
+            found[device].append(_milliseconds(call, device))
+    times = {device: median(several) for device, several in found.items()}
     taken = min(times, key=lambda device: times[device])
     shown = " and ".join(f"{ms:.3g} ms on {device}" for device, ms in times.items())
     return taken, f'device="auto": a {what} takes {shown}, so {taken} was taken'
 
 
 def _milliseconds(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of a call that is waited for."""
-
-    def one() -> float:
-        begun = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return 1e3 * (time.perf_counter() - begun)
-
-    for _ in range(WARMUPS):
-        one()
-    found, until = list[float](), time.perf_counter() + SECONDS
-    while len(found) < LEAST or (len(found) < MOST and time.perf_counter() < until):
-        found.append(one())
-    return median(found)
+    """Time a call that is waited for."""
+    begun = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return 1e3 * (time.perf_counter() - begun)
 
 
 def _answer(model: Fast, args: tuple[Any, ...]) -> Callable[[], object]:

@@ -61,7 +61,7 @@ def _pools_first(graph: Graph, node: Node, users: Users) -> None:
 
 
 def _differences(graph: Graph, node: Node, users: Users) -> None:
-    """What is subtracted from an average is subtracted by its pool."""
+    """Let a pool subtract a map from its averages, where the network does so behind it."""
     if node.op != "add":
         return
     for pool, other in (node.inputs, node.inputs[::-1]):

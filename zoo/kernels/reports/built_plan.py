@@ -31,6 +31,16 @@ class Built:
         self.single = self.spec.is_leaf()
         self.replays = getattr(self.run, "captured", False)
 
+    def overwrites(self, tensors: list[Tensor]) -> bool:
+        """Tell whether a call may write over a tensor that it is given."""
+        run: Any = self.run
+        return self.replays and run.overwrites(tensors)
+
+    def rooms(self) -> list[Tensor | None]:
+        """Return for each tensor where a caller may write it so that it is not copied; None where that is nowhere."""
+        run: Any = self.run
+        return run.rooms() if self.replays else [None] * len(self.report.shapes)
+
 
 def empty(graph: Graph, device: torch.device, network: nn.Module) -> Built:
     """A batch of no images has outputs without elements; where an output has some nevertheless, the network has to compute them."""

@@ -17,6 +17,8 @@ from zoo.kernels import arguments as asked
 from zoo.kernels.api import placing
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SECOND = torch.device("cpu", 0)
+"""What stands for a GPU: no key of a dictionary that the CPU is."""
 
 
 class Sequence(nn.Module):
@@ -37,11 +39,13 @@ def test_the_faster_is_taken_and_both_times_are_said(monkeypatch: pytest.MonkeyP
     assert placing.fastest(calls | {GPU: lambda: 1.0}, "call")[0] == CPU
 
 
-def test_calls_that_do_not_count_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, made = iter(range(10_000)), list[int]()
-    monkeypatch.setattr(placing.time, "perf_counter", lambda: next(clock))
-    assert placing._milliseconds(lambda: made.append(1), CPU) == 1000.0
-    assert len(made) == placing.WARMUPS + placing.LEAST
+def test_calls_take_turns_and_the_first_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, clock = list[str](), iter(range(10_000))
+    monkeypatch.setattr(placing.time, "perf_counter", lambda: next(clock))  # each call takes a second, so that few are made
+    taken, said = placing.fastest({CPU: lambda: made.append("a"), SECOND: lambda: made.append("b")}, "call")
+    assert made == ["a"] * placing.WARMUPS + ["b"] * placing.WARMUPS + ["a", "b"] * placing.LEAST
+    assert taken == CPU
+    assert said == 'device="auto": a call takes 1e+03 ms on cpu and 1e+03 ms on cpu:0, so cpu was taken'
 
 
 def test_each_device_has_a_network_of_its_own_and_the_faster_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +68,6 @@ def test_without_a_gpu_it_is_the_cpu() -> None:
     learner = fast(own.train(), "auto", train=True, example=x)
     for twin in (learner, copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
         assert "so the CPU was taken" in str(why(twin))
-
-
-SECOND = torch.device("cpu", 0)
-"""What stands for a GPU: no key of a dictionary that the CPU is."""
 
 
 def test_a_step_learns_nothing_draws_nothing_and_leaves_the_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is compiled beside the reference is what the plan launches, and the plan's own graph is left as it was."""
+"""Kernels that are compiled beside the reference are the plan's. Listing them leaves the plan's graph as it was."""
 
 from __future__ import annotations
 
