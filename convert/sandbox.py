@@ -11,6 +11,7 @@ A safetensors file is read here: its strict reader is what would check another's
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -61,6 +62,8 @@ CPU_S = 600
 RUNNING_S = 600.0
 """For a framework to be imported, and again for it to run a network on a few images: each takes seconds where nothing is wrong."""
 RUNNING_CPU_S = 3600
+SEAL_FUTURE_WRITE = 0x10
+"""Linux' F_SEAL_FUTURE_WRITE (5.1), which Python's fcntl does not name before 3.14."""
 RUNNING_BYTES = 8 * 2**30
 """Memory of a framework that runs a network, beside four times the file; the largest network on two images takes a quarter."""
 PIPE_BYTES = 1 << 20
@@ -485,10 +488,22 @@ def _held(data: Buffer | None) -> Generator[int | None]:
         while left:
             left = left[held.write(left[: 1 << 30]) or 0 :]
         if hasattr(os, "memfd_create"):
-            import fcntl
-
-            fcntl.fcntl(held.fileno(), fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            _sealed(held.fileno())
         yield held.fileno()
+
+
+def _sealed(file: int) -> None:
+    """Forbid every later change of a file in memory, for every process that holds it."""
+    import fcntl
+
+    size = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    try:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, size | fcntl.F_SEAL_WRITE)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        # The kernel holds some of its pages, as while it moves them. What is to come can be forbidden still, and nobody has mapped the file.
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, size | SEAL_FUTURE_WRITE)
 
 
 def _started(fds: tuple[int, ...], more: Mapping[str, str], folder: str | None) -> subprocess.Popen[bytes]:

@@ -224,6 +224,37 @@ def test_a_reader_without_room_for_the_bytes_is_this_machines_fault(tmp_path: Pa
         sandbox.read(path, "pytorch", data=path.read_bytes())
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="files in memory are Linux's")
+@pytest.mark.parametrize("busy", [False, True], ids=["free", "its pages are held by the kernel"])
+def test_bytes_that_are_lent_cant_be_changed_any_more(busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that moves a page of the file refuses to seal it: CI met that once in thousands of runs."""
+    import fcntl
+
+    ask, refused = fcntl.fcntl, []
+
+    def refuse(file: int, what: int, value: int = 0) -> int:
+        if busy and what == fcntl.F_ADD_SEALS and value & fcntl.F_SEAL_WRITE:
+            refused.append(value)
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        return ask(file, what, value)
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with sandbox._held(b"as they are") as held:
+        assert held is not None
+        for change in (lambda: os.pwrite(held, b"other", 0), lambda: os.ftruncate(held, 1), lambda: os.ftruncate(held, 100)):
+            with pytest.raises(PermissionError):
+                change()
+        with pytest.raises(PermissionError):
+            mmap.mmap(held, 0)
+        with pytest.raises(PermissionError):
+            ask(held, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        assert os.pread(held, 100, 0) == b"as they are"
+    assert bool(refused) == busy
+    path = seeds("pytorch", tmp_path)[0]
+    with sandbox.read(path, "pytorch", data=path.read_bytes()) as source, sandbox.read(path, "pytorch") as expected:
+        assert list(source.tensors) == list(expected.tensors)
+
+
 def test_a_reader_can_blame_nothing_but_the_file(file: Path, reader: Any) -> None:
     """What was taken over may not have its caller believe that a disk is full, or a source gone."""
     for kind in ("NoSpace", "SourceUnavailable", "ReaderUnavailable", "datetime", "WeightsError", "SystemExit"):
