@@ -24,9 +24,14 @@ WATCH = "zoo.watch"
 
 Bounds = tuple[float, float]
 UNKNOWN = (-math.inf, math.inf)
+WHOLE = (0.0, 0.0)
+LARGEST_WHOLE = 2.0**64
+FEW = 1024
+"""Elements up to which what follows from constants and shapes is computed here: the root of a head's width, say."""
 SAME = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "VariadicSplit", "Slice", "StridedSlice", "Gather", "Concat"}
 SAME |= {"AvgPool", "MaxPool", "ReduceMean", "ReduceMax", "ReduceMin", "Pad", "Result", "Convert", "Broadcast", "Tile"}
 """Operations whose values lie between those of their inputs and 0."""
+DRAWS = {"RandomUniform", "Multinomial"}
 KNOWN: dict[str, Bounds] = {"Sigmoid": (0, 1), "HardSigmoid": (0, 1), "Tanh": (-1, 1), "Erf": (-1, 1), "Softmax": (0, 1)}
 KNOWN |= {"MVN": (-1e6, 1e6)}
 POSITIVE = {"Swish": -0.3, "HSwish": -0.4, "Gelu": -0.2, "Relu": 0.0, "Mish": -0.4}
@@ -50,9 +55,14 @@ def keep_nan(model: Any, dtype: torch.dtype) -> bool:
 
     limit = LIMITS[dtype]
     bounds: dict[tuple[Any, int], Bounds] = {}
+    known: dict[tuple[Any, int], Any] = {}
     watched: list[Any] = []
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
+        if values := _values(node, kind, known):
+            known.update(values)
+            bounds.update({key: _ends(tensor.data) for key, tensor in values.items()})
+            continue
         given = [_bounds(port, bounds) for port in node.input_values()]
         doubtful = [port for port, one in zip(node.input_values(), given, strict=True) if _real(port) and not _most(one) < limit]
         if doubtful and kind == "Relu":
@@ -86,11 +96,11 @@ def _of(node: Any, kind: str, given: list[Bounds]) -> Bounds:
         case "Parameter":
             return -LARGEST, LARGEST
         case "Constant":
-            values = node.data
-            ends = (float(values.min()), float(values.max())) if values.size and values.dtype.kind == "f" else (0.0, 0.0)
-            return ends if all(map(math.isfinite, ends)) else UNKNOWN
+            return _ends(node.data)
         case "Convolution" | "GroupConvolution" | "MatMul":
             return _product(node, kind, given)
+        case "Convert" if not _real(node.input_value(0)):
+            return -LARGEST_WHOLE, LARGEST_WHOLE
         case "BatchNormInference":
             scale, shift, mean, variance = given[1:]
             most = (_most(given[0]) + _most(mean)) * _most(scale) / math.sqrt(max(variance[0], 0) + node.get_attributes()["epsilon"])
@@ -123,6 +133,35 @@ def _of(node: Any, kind: str, given: list[Bounds]) -> Bounds:
             return min(low, 0.0), max(high, 0.0)
         case _:
             return UNKNOWN
+
+
+def _ends(values: Any) -> Bounds:
+    ends = (float(values.min()), float(values.max())) if values.size and values.dtype.kind == "f" else WHOLE
+    return ends if all(map(math.isfinite, ends)) else UNKNOWN
+
+
+def _values(node: Any, kind: str, known: dict[tuple[Any, int], Any]) -> dict[tuple[Any, int], Any]:
+    """Compute what follows from small constants and from shapes alone; {} of all else."""
+    from openvino import Tensor
+
+    if kind == "Constant":
+        return {_key(node.output(0)): Tensor(np.array(node.data))} if node.data.size <= FEW else {}
+    ports, given = node.outputs(), [known.get(_key(port)) for port in node.input_values()]
+    if any(port.get_partial_shape().is_dynamic or math.prod(port.get_shape()) > FEW for port in ports):
+        return {}
+    made = [Tensor(port.get_element_type(), port.get_shape()) for port in ports]
+    if kind == "ShapeOf" and not node.input_value(0).get_partial_shape().is_dynamic:
+        made[0].data[:] = node.input_value(0).get_shape()
+    elif kind in DRAWS or not given or any(one is None for one in given) or not _evaluated(node, made, given):
+        return {}
+    return {_key(port): tensor for port, tensor in zip(ports, made, strict=True)}
+
+
+def _evaluated(node: Any, made: list[Any], given: list[Any]) -> bool:
+    try:
+        return node.evaluate(made, given)
+    except RuntimeError:  # an operation that only a device computes
+        return False
 
 
 def _product(node: Any, kind: str, given: list[Bounds]) -> Bounds:
@@ -169,7 +208,8 @@ def _key(port: Any) -> tuple[Any, int]:
 
 
 def _bounds(port: Any, bounds: dict[tuple[Any, int], Bounds]) -> Bounds:
-    return bounds.get(_key(port), UNKNOWN)
+    """Say what bounds a value; whole numbers, the shape beside a map that is reshaped say, widen nothing."""
+    return bounds.get(_key(port), UNKNOWN) if _real(port) else WHOLE
 
 
 def _real(port: Any) -> bool:

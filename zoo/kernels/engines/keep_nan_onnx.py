@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from zoo.kernels.engines.keep_nan import LARGEST, LIMITS, WATCH
+from zoo.kernels.engines.keep_nan import FEW, LARGEST, LARGEST_WHOLE, LIMITS, WATCH, WHOLE
 
 Bound = tuple[float, float]
 """The least and the largest value; infinite where nothing is known."""
@@ -30,6 +30,7 @@ LOSES: dict[str, Bound | None] = {"Clip": None, "HardSigmoid": (0, 1), "MaxPool"
 LOSES |= {"HardSwish": None, "Gelu": None, "Elu": None, "Mish": None, "Min": None, "Where": None}
 """Operations that may lose them, and where their values lie; None between those of their inputs and 0, or of `Clip` between its limits."""
 
+DRAWS = {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Multinomial", "Bernoulli", "Dropout"}
 SQUARED = 1e16
 """What is bound by this overflows in no sum of squares, as a LayerNorm makes one."""
 
@@ -51,7 +52,9 @@ def watch(model: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
     told = [*shaped.value_info, *shaped.input]
     known: dict[str, np.ndarray] = {one.name: numpy_helper.to_array(one) for one in graph.initializer if one.name not in tensors}
     bounds: dict[str, Bound] = {given.name: (-LARGEST, LARGEST) for given in graph.input}
-    real = {one.name for one in told if one.type.tensor_type.elem_type in (TensorProto.FLOAT, TensorProto.DOUBLE)}
+    types = {one.name: one.type.tensor_type.elem_type for one in told}
+    real = {name for name, type in types.items() if type in (TensorProto.FLOAT, TensorProto.DOUBLE)}
+    whole = {name for name, type in types.items() if type in (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)}
     inner = {one.name: [dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in told}
     watched: dict[str, str] = {}
 
@@ -60,7 +63,7 @@ def watch(model: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
 
     def bound(name: str) -> Bound:
         if name not in bounds:
-            bounds[name] = _ends(weight(name))
+            bounds[name] = WHOLE if name in whole else _ends(weight(name))
         return bounds[name]
 
     last = max((number for number, node in enumerate(graph.node) if node.op_type not in KEEPS), default=-1)
@@ -73,13 +76,17 @@ def watch(model: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
                 known[node.output[0]] = numpy_helper.to_array(value)
             continue
         names = [name for name in node.input if name]
+        if values := _values(node, known, inner, model.opset_import):
+            known.update(values)
+            continue
         doubtful = [name for name in names if (name in real or name in bounds) and not _most(bound(name)) < limit and weight(name) is None]
         if kind not in KEEPS and doubtful:
             watched |= {name: "ReduceSumSquare" if kind == "LayerNormalization" else "ReduceSum" for name in doubtful if name in real}
             for name in doubtful:  # it is finite from here on, or the network itself answers
                 bounds[name] = (max(bound(name)[0], -3e38), min(bound(name)[1], 3e38))
-        found = _of(node, [bound(name) for name in names], names, weight, inner)
-        bounds.update(dict.fromkeys(node.output, found))
+        cast = kind == "Cast" and names[0] in whole
+        found = (-LARGEST_WHOLE, LARGEST_WHOLE) if cast else _of(node, [bound(name) for name in names], names, weight, inner)
+        bounds.update({name: found for name in node.output if name not in whole})
     for number, (name, total) in enumerate(watched.items()):
         graph.node.append(helper.make_node(total, [name], [f"{WATCH}.{number}"], keepdims=0))
     if watched:
@@ -139,6 +146,30 @@ def _of(
             return LOSES.get(kind) or (min(low, 0.0, -1.0), max(high, 0.0))
         case _:
             return UNKNOWN
+
+
+def _values(node: Any, known: Mapping[str, np.ndarray], inner: Mapping[str, list[int]], opsets: Any) -> dict[str, np.ndarray]:
+    """Compute what follows from small constants and from shapes alone; {} of all else."""
+    from onnx import TensorProto, helper
+    from onnx.reference import ReferenceEvaluator
+
+    if node.op_type == "Shape" and not node.attribute:
+        shape = inner.get(node.input[0], [])
+        return {node.output[0]: np.array(shape, np.int64)} if shape and min(shape) > 0 else {}
+    given = {name: known.get(name) for name in node.input if name}
+    shapes = [inner.get(name) for name in node.output]
+    if node.op_type in DRAWS or not given or any(shape is None or math.prod(shape) > FEW or 0 in shape for shape in shapes):
+        return {}
+    if any(value is None or value.size > FEW for value in given.values()):
+        return {}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in given]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in node.output]
+    one: Any = helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=opsets)
+    try:
+        made: Any = ReferenceEvaluator(one).run(None, given)
+    except Exception:  # an operation that the reference lacks: nothing is known of it
+        return {}
+    return dict(zip(node.output, made, strict=True))
 
 
 def _ends(value: np.ndarray | None) -> Bound:
