@@ -1,0 +1,72 @@
+"""Compare int8 with float32 on every photograph of a folder: each by a network that was calibrated on the other half.
+
+    python recipes/int8_agreement.py FOLDER [--mobilenetv2 FILE] --out int8_agreement.json
+
+The folder holds any photographs, without labels: what is counted is whether the most probable class stays. They are divided in two by a
+fixed draw; up to 300 of one half calibrate, all of the other are compared, and then the other way round. MobileNetV2's weights are
+torchvision's IMAGENET1K_V1 file; the EfficientNets' come with `kernelzoo[imagenet]`. Written after every network, and resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zoo
+from zoo import Model, fast, trained
+from zoo.kernels.quantizing.quantize import NotCertified
+from zoo.kernels.quantizing.quantized import machine
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+
+
+def halves(files: list[str]) -> tuple[list[str], list[str]]:
+    """Divide files by a fixed draw."""
+    drawn = np.random.default_rng(0).permutation(len(files)).tolist()
+    return tuple(sorted(files[index] for index in drawn[start::2]) for start in (0, 1))  # pyright: ignore[reportReturnType]
+
+
+def compared(model: Model, files: list[str]) -> dict[str, Any]:
+    """Quantise on each half, and count on the other what stays."""
+    found: list[dict[str, Any]] = []
+    one, other = halves(files)
+    for calibration, check in ((one, other), (other, one)):
+        try:
+            proof, refused = fast(model, "cpu", "int8", calibration=calibration, check=check).proofs[0], ""
+        except NotCertified as error:
+            proof, refused = max(error.certificates, key=lambda each: (each.top1 or 0, -each.error)), str(error)
+        found.append(proof.facts() | {"refused": refused})
+    total = sum(half["images"] for half in found)
+    return {"images": total, **{name: sum(half[name] for half in found) for name in ("top1", "top5")}, "halves": found}
+
+
+def main() -> None:
+    """Measure what the arguments name."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--mobilenetv2", metavar="FILE")
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args()
+    files = sorted(str(path) for path in asked.folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    record: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {}
+    sources: dict[str, Callable[[], Model]] = {
+        "EfficientNetLite0": lambda: trained(zoo.EfficientNetLite0),
+        "EfficientNetLite1": lambda: trained(zoo.EfficientNetLite1),
+    }
+    if asked.mobilenetv2:
+        sources["MobileNetV2"] = lambda: trained(zoo.MobileNetV2, asked.mobilenetv2)
+    for name, make in sources.items():
+        if name not in record:
+            record[name] = compared(make(), files) | {"machine": machine("openvino")}
+            asked.out.write_text(json.dumps(record, indent=1))
+        row = record[name]
+        print(f"{name}: same top-1 on {row['top1']} of {row['images']}, float32's top-1 among int8's five on {row['top5']}")
+
+
+if __name__ == "__main__":
+    main()
