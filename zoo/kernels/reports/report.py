@@ -139,7 +139,7 @@ class Report:
                 table.add_section()
                 table.add_row("sum", "", "", _number(plan.us), _number(plan.replaced_us or None), "")
             yield table
-            if plan.parity is not None:
+            if plan.parity is not None and not any(note.endswith(str(plan.parity)) for note in plan.notes):  # which say of what it is
                 yield escape(str(plan.parity))
             yield from (escape(note) for note in plan.notes)
             if plan.seconds:

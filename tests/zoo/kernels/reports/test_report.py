@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from zoo import ResNet20, fast, why
-from zoo.kernels.reports.report import PlanReport, Row
+from zoo.kernels.comparing.parity import Parity
+from zoo.kernels.reports.report import PlanReport, Report, Row
 
 SHAPE = (1, 8, 4, 4)
 
@@ -39,3 +40,10 @@ def test_on_a_cpu_the_engine_wins_the_whole_network() -> None:
     model = fast(ResNet20().eval(), "cpu", example=torch.zeros(1, 3, 32, 32), tune="none", progress=False)
     (plan,) = why(model).plans
     assert plan.by_op() == {plan.rows[0].kernel: {"steps": 1, "us": plan.rows[0].us, "pytorch_us": plan.rows[0].replaced_us}}
+
+
+def test_an_error_that_a_note_tells_is_told_once() -> None:
+    worst, other = Parity(0.02, 0.01, 2), Parity(0.001, 0.01, 2)
+    for notes, times in ((["outputs: " + str(other), "gradients: " + str(worst)], 1), ([], 1), (["a note"], 1)):
+        said = str(Report([PlanReport([SHAPE], [], worst, notes)], "", "cpu", "float32"))
+        assert " ".join(said.split()).count("2.00e-02") == times
