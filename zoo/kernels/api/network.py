@@ -92,7 +92,7 @@ class Fast(nn.Module):
         """Whether answers lie in memory that the next call writes again."""
         self.quantized = quantized
         """The network in 8 bits, for calls of one image size, with its certificate; `dtype` is that of all other calls."""
-        self.proofs: list[Certificate] = [] if quantized is None or quantized.certificate is None else [quantized.certificate]
+        self.proofs: list[Certificate] = [] if quantized is None or quantized.certificate is None else [quantized.proof]
         """Certificates of precisions that were compared on a caller's images."""
         self._bfloat16: Bfloat16 | None = None
         """What was certified in bfloat16, where that was chosen because it is proven."""
@@ -729,7 +729,8 @@ class Fast(nn.Module):
         self._keep_proofs()
         if self.quantized is not None:  # another processor than the one that it was certified on, perhaps
             self.quantized = self.quantized.checked()
-            self.proofs = [self.quantized.certificate]
+            if (proof := self.quantized.proof) is not None:  # beside those of other precisions
+                self.proofs = [proof if one.precision == proof.precision else one for one in self.proofs] or [proof]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fast:
         """Copy the plain network and the options."""

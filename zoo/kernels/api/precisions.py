@@ -130,7 +130,7 @@ def _on_gpu(
         if made is None:
             fast.told = [f"{kind} is no faster than {fast.precision} here, at {'x'.join(map(str, example.shape))}: it was not taken"]
         else:
-            fast.quantized, fast.proofs, fast._proven_of = made, [made.certificate], made.state
+            fast.quantized, fast.proofs, fast._proven_of = made, [made.proof], made.state
         return fast
 
     if wanted.dtype != "auto":
@@ -202,7 +202,7 @@ def _size(network: nn.Module, wanted: Wanted) -> tuple[tuple[int, ...] | None, T
 def _int8(model: nn.Module, network: nn.Module, images: Images, tolerance: Tolerance, example: Tensor, wanted: Wanted) -> Fast:
     with bar("quantising", wanted.progress) as progress:
         made = quantized(network, images, tolerance, classifies(network), _saying(progress))
-    _warn_unproven(made.certificate, network)
+    _warn_unproven(made.proof, network)
     found = Fast(model, CPU, torch.float32, wanted.tune, False, wanted.progress, made)
     return _ready(found, example)
 
@@ -244,7 +244,7 @@ def _auto(
     with bar("quantising", wanted.progress) as progress:
         try:
             made = quantized(network, images, tolerance, classifies(network), _saying(progress))
-            proofs.append(made.certificate)
+            proofs.append(made.proof)
             found["int8"] = _ready(Fast(model, CPU, torch.float32, wanted.tune, False, wanted.progress, made), example)
         except NotCertified as error:
             proofs.append(max(error.certificates, key=lambda one: (one.top1 or 0, -one.error)))
@@ -358,7 +358,7 @@ def measure(fast: Fast) -> None:
             with bar("quantising", fast.progress) as progress:
                 made = quantized(network, images, anything, classifies(network), _saying(progress))
             found["int8"] = _ready(Fast(fast._network, CPU, torch.float32, fast.tune, False, False, made), example)
-            known.setdefault("int8", made.certificate)
+            known.setdefault("int8", made.proof)
         except ValueError as error:
             told.append(f"int8: {first_line(error)}")
     seconds = _timed(dict(found), example)

@@ -64,7 +64,7 @@ def keep_nan(model: Any, dtype: torch.dtype) -> bool:
             bounds.update({key: _ends(tensor.data) for key, tensor in values.items()})
             continue
         given = [_bounds(port, bounds) for port in node.input_values()]
-        doubtful = [port for port, one in zip(node.input_values(), given, strict=True) if _real(port) and not _most(one) < limit]
+        doubtful = [port for port, one in zip(node.input_values(), given, strict=True) if _real(port) and not largest(one) < limit]
         if doubtful and kind == "Relu":
             leaky = ops.prelu(node.input_value(0), ops.constant(np.array([SLOPE[dtype]], np.float32)))
             for target in node.output(0).get_target_inputs():
@@ -74,6 +74,9 @@ def keep_nan(model: Any, dtype: torch.dtype) -> bool:
         if doubtful and kind not in KEEPS and not _swish(node):
             watched += doubtful
             given = [(max(one[0], -3e38), min(one[1], 3e38)) for one in given]
+        elif doubtful:  # NaN goes on, whatever the operation makes of a number
+            bounds.update(dict.fromkeys(map(_key, node.outputs()), UNKNOWN))
+            continue
         for port in node.outputs():
             bounds[_key(port)] = _of(node, kind, given)
     if watched:
@@ -103,18 +106,21 @@ def _of(node: Any, kind: str, given: list[Bounds]) -> Bounds:
             return -LARGEST_WHOLE, LARGEST_WHOLE
         case "BatchNormInference":
             scale, shift, mean, variance = given[1:]
-            most = (_most(given[0]) + _most(mean)) * _most(scale) / math.sqrt(max(variance[0], 0) + node.get_attributes()["epsilon"])
-            return -most - _most(shift), most + _most(shift)
+            spread = math.sqrt(max(variance[0], 0) + node.get_attributes()["epsilon"])
+            most = times(largest(given[0]) + largest(mean), largest(scale)) / spread
+            return -most - largest(shift), most + largest(shift)
         case "Add":
             return sum(one[0] for one in given), sum(one[1] for one in given)
         case "Subtract":
             return given[0][0] - given[1][1], given[0][1] - given[1][0]
         case "Multiply":
-            most = _most(given[0]) * _most(given[1]) if all(math.isfinite(_most(one)) for one in given) else math.inf
+            most = times(largest(given[0]), largest(given[1]))
             return -most, most
         case "Divide" if given[1][0] > 0:
-            most = _most(given[0]) / given[1][0]
+            most = largest(given[0]) / given[1][0]
             return -most, most
+        case "FakeQuantize":
+            return given[3][0], given[4][1]
         case "Clamp":
             return node.get_attributes()["min"], node.get_attributes()["max"]
         case "Maximum":
@@ -175,10 +181,10 @@ def _product(node: Any, kind: str, given: list[Bounds]) -> Bounds:
         if not constants or any(one.get_type_name() != "Constant" for one in constants):
             shape = node.input_value(0).get_partial_shape()
             inner = shape[len(shape) - 1].get_length() if shape[len(shape) - 1].is_static else math.inf
-            gain = inner * _most(given[1])
+            gain = times(inner, largest(given[1]))
         else:
             gain = sum(float(np.abs(one.data).sum()) for one in constants if one.data.dtype.kind == "f")
-    most = _most(given[0]) * gain if math.isfinite(_most(given[0])) else math.inf
+    most = times(largest(given[0]), gain)
     return -most, most
 
 
@@ -216,5 +222,11 @@ def _real(port: Any) -> bool:
     return port.get_element_type().is_real()
 
 
-def _most(one: Bounds) -> float:
+def largest(one: Bounds) -> float:
+    """Return the largest absolute value within bounds."""
     return max(abs(one[0]), abs(one[1]))
+
+
+def times(one: float, other: float) -> float:
+    """Multiply bounds: nothing is known of a product with what is unbounded, by 0 either."""
+    return one * other if math.isfinite(one) and math.isfinite(other) else math.inf

@@ -13,24 +13,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from zoo.kernels.engines.keep_nan import FEW, LARGEST, LARGEST_WHOLE, LIMITS, WATCH, WHOLE
+from zoo.kernels.engines.keep_nan import FEW, LARGEST, LARGEST_WHOLE, LIMITS, UNKNOWN, WATCH, WHOLE, Bounds, largest, times
 
-Bound = tuple[float, float]
-"""The least and the largest value; infinite where nothing is known."""
-UNKNOWN = (-math.inf, math.inf)
 MOVES = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Split", "Slice", "Gather", "Concat", "Identity", "Expand", "Tile"}
 MOVES |= {"AveragePool", "GlobalAveragePool", "ReduceMean", "Pad", "Cast", "Resize", "Relu", "LeakyRelu", "PRelu", "DepthToSpace"}
 """Operations that treat NaN and infinity as PyTorch does, and whose values lie between those of their inputs and 0."""
-RANGES: dict[str, Bound] = {"Sigmoid": (0, 1), "Tanh": (-1, 1), "Softmax": (0, 1), "Erf": (-1, 1)}
+RANGES: dict[str, Bounds] = {"Sigmoid": (0, 1), "Tanh": (-1, 1), "Softmax": (0, 1), "Erf": (-1, 1)}
 """Such whose values lie there, whatever they are given."""
 KEEPS = {"Conv", "ConvTranspose", "Gemm", "MatMul", "BatchNormalization", "Add", "Sub", "Mul", "Div", "ReduceSum", "Sqrt", "Exp", "Neg"}
 KEEPS |= {"Shape", "Constant", "ConstantOfShape", "Range", "Pow", "Abs", "Reciprocal", *MOVES, *RANGES}
 """Operations that treat NaN and infinity as PyTorch does."""
-LOSES: dict[str, Bound | None] = {"Clip": None, "HardSigmoid": (0, 1), "MaxPool": None, "ReduceMax": None, "ReduceMin": None, "Max": None}
+LOSES: dict[str, Bounds | None] = {"Clip": None, "HardSigmoid": (0, 1), "MaxPool": None, "ReduceMax": None, "ReduceMin": None, "Max": None}
 LOSES |= {"HardSwish": None, "Gelu": None, "Elu": None, "Mish": None, "Min": None, "Where": None}
 """Operations that may lose them, and where their values lie; None between those of their inputs and 0, or of `Clip` between its limits."""
 
 DRAWS = {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Multinomial", "Bernoulli", "Dropout"}
+LARGEST_INT32 = 2.0**32
+"""No number of 32 bits lies further from its zero point."""
 SQUARED = 1e16
 """What is bound by this overflows in no sum of squares, as a LayerNorm makes one."""
 
@@ -51,17 +50,18 @@ def watch(model: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
     shaped = shape_inference.infer_shapes(model).graph
     told = [*shaped.value_info, *shaped.input]
     known: dict[str, np.ndarray] = {one.name: numpy_helper.to_array(one) for one in graph.initializer if one.name not in tensors}
-    bounds: dict[str, Bound] = {given.name: (-LARGEST, LARGEST) for given in graph.input}
+    bounds: dict[str, Bounds] = {given.name: (-LARGEST, LARGEST) for given in graph.input}
     types = {one.name: one.type.tensor_type.elem_type for one in told}
     real = {name for name, type in types.items() if type in (TensorProto.FLOAT, TensorProto.DOUBLE)}
-    whole = {name for name, type in types.items() if type in (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)}
+    floats = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.UNDEFINED)
+    whole = {name for name, type in types.items() if type not in floats}
     inner = {one.name: [dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in told}
     watched: dict[str, str] = {}
 
     def weight(name: str) -> np.ndarray | None:
         return tensors[name].detach().float().numpy() if name in tensors else known.get(name)
 
-    def bound(name: str) -> Bound:
+    def bound(name: str) -> Bounds:
         if name not in bounds:
             bounds[name] = WHOLE if name in whole else _ends(weight(name))
         return bounds[name]
@@ -79,13 +79,19 @@ def watch(model: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
         if values := _values(node, known, inner, model.opset_import):
             known.update(values)
             continue
-        doubtful = [name for name in names if (name in real or name in bounds) and not _most(bound(name)) < limit and weight(name) is None]
+        doubtful = [
+            name for name in names if (name in real or name in bounds) and not largest(bound(name)) < limit and weight(name) is None
+        ]
         if kind not in KEEPS and doubtful:
             watched |= {name: "ReduceSumSquare" if kind == "LayerNormalization" else "ReduceSum" for name in doubtful if name in real}
             for name in doubtful:  # it is finite from here on, or the network itself answers
                 bounds[name] = (max(bound(name)[0], -3e38), min(bound(name)[1], 3e38))
-        cast = kind == "Cast" and names[0] in whole
-        found = (-LARGEST_WHOLE, LARGEST_WHOLE) if cast else _of(node, [bound(name) for name in names], names, weight, inner)
+        if doubtful and kind in KEEPS:  # NaN goes on, whatever the operation makes of a number
+            found = UNKNOWN
+        elif kind == "Cast" and names[0] in whole:
+            found = -LARGEST_WHOLE, LARGEST_WHOLE
+        else:
+            found = _of(node, [bound(name) for name in names], names, weight, inner)
         bounds.update({name: found for name in node.output if name not in whole})
     for number, (name, total) in enumerate(watched.items()):
         graph.node.append(helper.make_node(total, [name], [f"{WATCH}.{number}"], keepdims=0))
@@ -96,43 +102,47 @@ def watch(model: Any, tensors: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _of(
-    node: Any, given: list[Bound], names: list[str], weight: Callable[[str], np.ndarray | None], inner: Mapping[str, list[int]]
-) -> Bound:
-    """Bound what an operation gives."""
+    node: Any, given: list[Bounds], names: list[str], weight: Callable[[str], np.ndarray | None], inner: Mapping[str, list[int]]
+) -> Bounds:
+    """Bounds what an operation gives."""
     kind = node.op_type
     low, high = min((one[0] for one in given), default=0.0), max((one[1] for one in given), default=0.0)
     match kind:
         case "Conv" | "ConvTranspose" | "Gemm" | "MatMul":
             found = weight(names[1])
             if found is None:
-                shape = inner.get(names[0], [])
-                gain = shape[-1] * _most(given[1]) if shape and shape[-1] > 0 else math.inf
+                shape = inner.get(names[0], [])[-1:] if kind in ("Gemm", "MatMul") else inner.get(names[1], [])
+                gain = times(math.prod(shape), largest(given[1])) if shape and min(shape) > 0 else math.inf
             else:
                 size = np.abs(found)
                 gain = float(size.reshape(size.shape[0], -1).sum(1).max()) if kind == "Conv" and size.size else float(size.sum())
-            most = _times(_most(given[0]), gain) + (_most(given[2]) if len(given) > 2 else 0.0)
+            most = times(largest(given[0]), gain) + (largest(given[2]) if len(given) > 2 else 0.0)
             return -most, most
         case "BatchNormalization":
             epsilon = next((one.f for one in node.attribute if one.name == "epsilon"), 1e-5)
             spread = math.sqrt(max(given[4][0], 0.0) + epsilon)
-            most = _times(_most(given[0]) + _most(given[3]), _most(given[1]) / spread) + _most(given[2])
+            most = times(largest(given[0]) + largest(given[3]), largest(given[1]) / spread) + largest(given[2])
             return -most, most
         case "LayerNormalization":
             size = inner.get(names[0], [])
-            most = _times(math.sqrt(math.prod(size[1:]) or math.inf), _most(given[1])) + (_most(given[2]) if len(given) > 2 else 0.0)
+            most = times(math.sqrt(math.prod(size[1:]) or math.inf), largest(given[1])) + (largest(given[2]) if len(given) > 2 else 0.0)
             return -most, most
         case "Add":
             return given[0][0] + given[1][0], given[0][1] + given[1][1]
         case "Sub":
             return given[0][0] - given[1][1], given[0][1] - given[1][0]
         case "Mul":
-            most = _times(_most(given[0]), _most(given[1]))
+            most = times(largest(given[0]), largest(given[1]))
             return (0.0 if min(given[0][0], given[1][0]) >= 0 else -most), most
         case "Div" if given[1][0] > 0:
-            most = _most(given[0]) / given[1][0]
+            most = largest(given[0]) / given[1][0]
             return (0.0 if given[0][0] >= 0 else -most), most
         case "Sqrt" if given[0][0] >= 0:
             return 0.0, math.sqrt(given[0][1])
+        case "DequantizeLinear":  # of 32 bits at most, as a bias has
+            scale = weight(names[1])
+            most = math.inf if scale is None else LARGEST_INT32 * float(np.abs(scale).max())
+            return -most, most
         case "Clip":
             ends = [_ends(weight(name)) if name else UNKNOWN for name in (*node.input[1:], "", "")][:2]
             return max(low, ends[0][0]), min(high, ends[1][1])
@@ -172,18 +182,10 @@ def _values(node: Any, known: Mapping[str, np.ndarray], inner: Mapping[str, list
     return dict(zip(node.output, made, strict=True))
 
 
-def _ends(value: np.ndarray | None) -> Bound:
+def _ends(value: np.ndarray | None) -> Bounds:
     if value is None or not value.size:
         return UNKNOWN if value is None else (0.0, 0.0)
     if value.dtype.kind != "f":
         return 0.0, 0.0
     ends = float(value.min()), float(value.max())
     return ends if all(map(math.isfinite, ends)) else UNKNOWN
-
-
-def _most(one: Bound) -> float:
-    return max(abs(one[0]), abs(one[1]))
-
-
-def _times(one: float, other: float) -> float:
-    return one * other if math.isfinite(one) and math.isfinite(other) else math.inf

@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.copies import tensors_of
 from zoo.kernels.engines.build import build_cpu
-from zoo.kernels.quantizing.certificate import Reference, answers, compare
+from zoo.kernels.quantizing.certificate import answers, distance
 from zoo.kernels.quantizing.quantized import LEAST, answers_alike, state_of
-from zoo.kernels.quantizing.tolerance import Tolerance
+from zoo.kernels.quantizing.tolerance import within
 from zoo.kernels.reports.built_plan import Built
 from zoo.kernels.tuning.choices import Choice
 from zoo.kernels.tuning.request import Request
@@ -67,7 +67,7 @@ class Bfloat16:
         count = len(self.witness)
         some = self.witness[torch.arange(-(-count // batch) * batch) % count]
         found = [one[:count] for one in answers(run, some, batch)]
-        return compare(Reference(list(self.right), False), found, "", "", Tolerance(), calibrated=0, digest="").error
+        return distance(found, self.right)
 
 
 def build_bfloat16(certified: Bfloat16, request: Request) -> Built:
@@ -80,8 +80,7 @@ def build_bfloat16(certified: Bfloat16, request: Request) -> Built:
         known: Any = Forced() if shape[0] == 1 else request.choices
         built = build_cpu(replace(request, choices=known))
         off = certified.off(lambda part: built.run([part]), shape[0])
-        least = LEAST if certified.asked is None else min(LEAST, certified.asked)
-        if off <= max(WORSE * certified.error, least):
+        if off <= within(certified.error, max(WORSE * certified.error, LEAST), certified.asked):
             return built
         why = f"bfloat16 has an error of {off:.2g} here, and {certified.error:.2g} where it was certified"
     built = build_cpu(replace(request, options=replace(request.options, dtype=torch.float32)))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from zoo.kernels.engines import openvino, pytorch
 from zoo.kernels.engines.export import Form, export
+from zoo.kernels.engines.keep_nan import WATCH, keep_nan
 
 FEW = 150
 """Calibration images below which each is taken mirrored too."""
@@ -135,13 +136,20 @@ def mirrored(images: Tensor) -> Tensor:
     return torch.cat([images, images.flip(3)]) if len(images) < FEW else images
 
 
-def saved(model: Any) -> tuple[bytes, bytes]:
-    """Return an `ov.Model` as IR: the graph and the weights."""
-    ov = openvino.imported()
+def saved(model: Any, outputs: tuple[str, ...], rest: torch.dtype) -> tuple[bytes, bytes, tuple[str, ...]]:
+    """Return an `ov.Model` as IR, the graph and the weights, and the names of its outputs: `WATCH` last, where NaN could be lost.
+
+    Args:
+        model: quantised; not changed.
+        outputs: names of what the network returns.
+        rest: what stays in float computes in.
+    """
+    ov, model = openvino.imported(), model.clone()
+    outputs = (*outputs, WATCH) if keep_nan(model, rest) else outputs
     with tempfile.TemporaryDirectory(prefix="zoo-int8-") as folder:
         graph, weights = Path(folder) / "network.xml", Path(folder) / "network.bin"
         ov.serialize(model, str(graph), str(weights))
-        return graph.read_bytes(), weights.read_bytes()
+        return graph.read_bytes(), weights.read_bytes(), outputs
 
 
 def _layers(model: Any, any_weight: bool = False) -> list[Any]:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from zoo.kernels.engines import pytorch
 from zoo.kernels.engines.export import Exported, Form, export
+from zoo.kernels.engines.keep_nan import WATCH
+from zoo.kernels.engines.keep_nan_onnx import watch
 from zoo.kernels.quantizing.by_nncf import mirrored, quiet
 
 
@@ -27,11 +29,14 @@ def absent() -> str:
 def quantize(network: nn.Module, images: Tensor, form: Form) -> tuple[bytes, tuple[str, ...]]:
     """Return an ONNX model for one image, with int8 between QuantizeLinear and DequantizeLinear, and the names of its outputs.
 
+    Where NaN could be lost the last of them is `WATCH`.
+
     Args:
         network: in eval mode, on the CPU; its BatchNorms are folded.
         images: to calibrate on, (N, C, H, W).
         form: of what the network returns.
     """
+    import onnx
     from onnxruntime import quantization
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -54,7 +59,9 @@ def quantize(network: nn.Module, images: Tensor, form: Form) -> tuple[bytes, tup
                 weight_type=quantization.QuantType.QInt8,
                 reduce_range=saturates(),
             )
-        return made.read_bytes(), exported.outputs
+        model = onnx.load(made)
+        watches = watch(model, {})
+        return model.SerializeToString(), (*exported.outputs, *([WATCH] if watches else []))
 
 
 def saturates() -> bool:

@@ -150,14 +150,24 @@ class Reference:
         """Run a network on all images.
 
         Raises:
-            ValueError: an answer is not finite, or it is no batch of one answer for each image.
+            ValueError: an answer is not finite, or it is no batch of one answer for each image; labels that are no classes of its answers.
         """
         outputs = answers(network, images, batch)
         if not all(one.isfinite().all() for one in outputs if one.is_floating_point()):
             raise ValueError("the network itself gives NaN or infinity for these images, in float32")
         if any(one.shape[:1] != (len(images),) for one in outputs):
             raise ValueError("the network does not answer image by image, so no answers can be compared")
-        return cls(outputs, classifies and is_logits(outputs), labels)
+        classifies = classifies and is_logits(outputs)
+        if labels is not None and not classifies:
+            raise ValueError(
+                "labels= are for a network that answers each image with one row of logits, which this one does not; leave them out"
+            )
+        if labels is not None and not 0 <= int(labels.min()) <= int(labels.max()) < outputs[0].shape[1]:
+            raise ValueError(
+                f"labels are indices of the network's {outputs[0].shape[1]} classes, from 0; these lie between {int(labels.min())} and "
+                f"{int(labels.max())}"
+            )
+        return cls(outputs, classifies, labels)
 
 
 def is_logits(outputs: Sequence[Tensor]) -> bool:
@@ -195,15 +205,20 @@ def compare(
         digest: of the images compared.
         more: other attributes of the certificate.
     """
-    error, cosine, least = 0.0, 1.0, 1.0
+    cosine = least = 1.0
     for ours, right in zip(outputs, reference.outputs, strict=True):
-        a, b = ours.double().flatten(1), right.double().flatten(1)
-        off = ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
-        error = max(error, off if off == off else math.inf)
+        a, b = (one.double().reshape(len(one), -1) for one in (ours, right))
         each = torch.nn.functional.cosine_similarity(a, b, dim=1).nan_to_num(-1.0)
         cosine, least = min(cosine, each.mean().item()), min(least, each.min().item())
+    error = distance(outputs, reference.outputs)
     made = Certificate(precision, by, len(reference.outputs[0]), calibrated, digest, tolerance, error, cosine, least, **more)
     return _of_classes(made, reference, outputs[0]) if reference.classifies else made
+
+
+def distance(outputs: Sequence[Tensor], right: Sequence[Tensor]) -> float:
+    """Return the relative error of answers over all images; of several outputs the largest, and infinity of NaN."""
+    found = [((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)).item() for a, b in zip(outputs, right, strict=True)]
+    return max((one if one == one else math.inf for one in found), default=0.0)
 
 
 def _of_classes(made: Certificate, reference: Reference, logits: Tensor) -> Certificate:

@@ -19,9 +19,9 @@ from zoo.kernels.passes.place import Place
 from zoo.kernels.plans.narrowing import narrow
 from zoo.kernels.plans.ranges import Scales
 from zoo.kernels.quantizing import keeping
-from zoo.kernels.quantizing.certificate import Certificate, Reference, compare
+from zoo.kernels.quantizing.certificate import Certificate, distance
 from zoo.kernels.quantizing.quantized import LEAST, answers_alike, state_of
-from zoo.kernels.quantizing.tolerance import Tolerance
+from zoo.kernels.quantizing.tolerance import within
 from zoo.kernels.reports.built_plan import Built
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.request import Request
@@ -84,9 +84,15 @@ class EightBits:
         return 0.0
 
     @property
+    def proof(self) -> Certificate | None:
+        """What was proven; each plan is compared with it again, so that it holds on every GPU."""
+        return self.certificate
+
+    @property
     def limit(self) -> float:
         """The largest error on the kept images with which a plan passes; before there is a certificate any does."""
-        return max(WORSE * self.error, LEAST)
+        asked = None if self.certificate is None else self.certificate.tolerance.error
+        return within(self.error, max(WORSE * self.error, LEAST), asked)
 
     def apply(self, graph: Graph, places: dict[Node, Place]) -> None:
         """Let a graph's layers compute in 8 bits."""
@@ -100,8 +106,7 @@ class EightBits:
         """Compare a plan's answers to `batches` with float32's."""
         of = len(self.witness)
         found = [torch.cat(column)[:of].cpu() for column in zip(*outputs, strict=True)]
-        off = compare(Reference(list(self.right), False), found, "", "", Tolerance(), calibrated=0, digest="").error
-        return Nearness(off, self.eager, of, self.limit, self.kind)
+        return Nearness(distance(found, self.right), self.eager, of, self.limit, self.kind)
 
     def made_of(self, network: nn.Module) -> bool:
         """Tell whether a network has the weights that were certified, and still answers the kept images as it did in float32."""

@@ -19,7 +19,9 @@ FEWEST = 32
 CALIBRATE = 300
 """Images to calibrate on at most: more of them hardly move a range, and each takes a run of the network."""
 NOISE = 0.3
-"""Correlation of neighbouring pixels below which images are noise; photographs have 0.8 and more."""
+"""Correlation of neighbouring pixels below which an image is noise; photographs have 0.8 and more."""
+NOISY = 0.05
+"""Share of the images from which on they are taken for made up."""
 ALIKE = 1e-3
 """Deviation between images, relative to that of all pixels, below which they are one image."""
 
@@ -90,8 +92,9 @@ def gather(network: nn.Module, calibration: Any, check: Any = None, labels: Any 
             stacklevel=stacklevel(),
         )
         compared, known = compared[first], None if known is None else known[first]
-    noise = min(_smooth(pixels), _smooth(compared)) < NOISE
-    reason = "neighbouring pixels of the images are unrelated: they look like noise, not like photographs" if noise else ""
+    noise = max(_noisy(pixels), _noisy(compared))
+    reason = f"neighbouring pixels of {100 * noise:.0f} % of the images are unrelated: they look like noise, not like photographs"
+    reason = reason if noise > NOISY else ""
     return _images(pixels, compared, known, reason)
 
 
@@ -135,6 +138,11 @@ def _pixels(network: Any, given: Any, what: str, size: tuple[int, ...] | None) -
     _fits(network, images, what, size)
     if not images.isfinite().all():
         raise ValueError(f"the {what} images hold NaN or infinite values")
+    if ready and hasattr(network, "answer_by") and not (images.min() >= 0 and images.max() <= 1):
+        raise ValueError(
+            f"the {what} images of a detector hold pixels between 0 and 1; these lie between {images.min():.3g} and {images.max():.3g}. "
+            "Divide bytes by 255, or give the photographs themselves"
+        )
     if ready and reads is not None and known and not hasattr(network, "answer_by"):
         try:
             reads(images)
@@ -211,10 +219,14 @@ def _differ(images: Tensor, what: str) -> None:
         raise ValueError(f"{int(flat.sum())} of the {len(images)} {what} images are of one colour; give photographs")
 
 
-def _smooth(images: Tensor) -> float:
-    """Return the correlation of pixels with their right neighbours, over all images and channels."""
+def _noisy(images: Tensor) -> float:
+    """Return the share of images whose pixels say nothing of their right neighbours."""
     if images.shape[-1] < 2:
-        return 1.0
-    centred = images - images.mean((2, 3), keepdim=True)
-    left, right = centred[..., :-1].double(), centred[..., 1:].double()
-    return ((left * right).sum() / (left.square().sum() * right.square().sum()).sqrt().clamp_min(1e-30)).item()
+        return 0.0
+    noisy = 0
+    for image in images.double():
+        centred = image - image.mean((1, 2), keepdim=True)
+        left, right = centred[..., :-1], centred[..., 1:]
+        spread = (left.square().sum() * right.square().sum()).sqrt().item()
+        noisy += spread > 0 and (left * right).sum().item() < NOISE * spread
+    return noisy / len(images)

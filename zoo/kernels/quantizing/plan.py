@@ -65,20 +65,26 @@ def build_int8(quantized: Quantized, request: Request) -> Built:
     with bar("choosing kernels", request.options.progress) as progress, phase("making and timing engines"):
         say: Callable[[str], None] = (lambda text: None) if progress is None else (lambda text: progress(0, 1, text))
         trial = Trial(_same(quantized, form, example[0]), say)
-        for engine in _engines(quantized, form, shape[0]):
-            if known is None or known.op == engine.name or len(trial.calls) == 0:
+        engines = _engines(quantized, form, shape[0])
+        for engine in [one for one in engines if known is not None and one.name == known.op] or engines:
+            trial.admit(engine)
+        if not trial.calls and known is not None:  # what has won once can't be made any more
+            known = None
+            for engine in engines:
                 trial.admit(engine)
         if not trial.calls:
             return single("; ".join(f"{name}: {reason}" for name, reason in trial.refused.items()))
-        seconds, winner = fastest(trial, example, BUDGET) if known is None else ({known.op: known.us / 1e6}, next(iter(trial.calls)))
+        if known is None or known.op not in trial.calls:
+            known, (seconds, winner) = None, fastest(trial, example, BUDGET)
+        else:
+            seconds, winner = {known.op: known.us / 1e6}, known.op
         itself = Plain(model)
         replaced = known.aten_us if known is not None and known.aten_us else 1e6 * undisturbed(turn(itself, example))
-    seconds.setdefault(winner, 0.0)
     choices.put(key, Choice(winner, {}, 1e6 * seconds[winner], replaced, len(seconds)))
     choices.save()
     row = Row("the whole network", winner, output_shape(graph), 1e6 * seconds[winner], replaced)
     row.note = "; ".join(f"{name}: {reason}" for name, reason in trial.refused.items())
-    report = PlanReport([shape], [row], None, quantized.certificate.lines())
+    report = PlanReport([shape], [row], None, quantized.proof.lines())
     return Built(runner(trial.calls[winner], itself, model, graph, own, report), graph.spec, report)
 
 

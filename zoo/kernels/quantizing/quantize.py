@@ -149,9 +149,9 @@ def _by_nncf(network: nn.Module, images: Images, form: Form, reference: Referenc
     versions = f"OpenVINO {version_of('openvino')}, NNCF {version_of('nncf')}"
 
     def candidate(model: Any, how: str, kept: tuple[str, ...] = ()) -> Quantized:
-        graph, weights = by_nncf.saved(model)
+        graph, weights, named = by_nncf.saved(model, outputs, getattr(torch, rest))
         by = f"{versions}, {how}, what stays in float in {rest}"
-        return _certified("openvino", graph, weights, outputs, rest, by, images, form, reference, tolerance, kept)
+        return _certified("openvino", graph, weights, named, rest, by, images, form, reference, tolerance, kept)
 
     best: tuple[float, Any, bool] | None = None
     for whole, how in ((False, "mean ranges"), (True, "whole ranges")):

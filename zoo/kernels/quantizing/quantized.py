@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from zoo.kernels.comparing.copies import on_device
 from zoo.kernels.comparing.precision import products
 from zoo.kernels.engines.export import Form
+from zoo.kernels.engines.keep_nan import WATCH
 from zoo.kernels.errors import first_line
 from zoo.kernels.quantizing import keeping
-from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare
-from zoo.kernels.quantizing.tolerance import Tolerance
+from zoo.kernels.quantizing.certificate import Certificate, answers, distance
 from zoo.kernels.tuning.choices import processor
 
 WITNESSES = 8
@@ -31,7 +31,7 @@ LEAST = 5e-3
 """Relative difference that is always allowed there: one value rounded to the next of 256 steps."""
 SAME_FLOAT = 1e-3
 """Relative difference up to which two machines' answers in float32 are of one network."""
-FORMAT = 2
+FORMAT = 3
 KIND = "int8"
 """Its folder in the cache, and the name of its facts in a file."""
 NARROW = {"bfloat16": ("avx512_bf16", "amx_bf16", "bf16"), "int8": ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm", "asimddp")}
@@ -47,9 +47,9 @@ class Quantized:
         graph: OpenVINO's IR, or an ONNX model, for a batch of one.
         weights: the IR's weights; empty for ONNX.
         shape: (C, H, W) of an image.
-        outputs: names of the outputs, in pytree's order.
+        outputs: names of the outputs, in pytree's order; `WATCH` behind them, where NaN could be lost.
         rest: the type that what stays in float computes in, "float32" or "bfloat16".
-        certificate: what was proven.
+        certificate: what was proven, where that was; see `proof`.
         machine: processor, instructions and engine's version that it was proven with.
         witness: a few of the held-out images.
         right: float32's answers to these.
@@ -71,8 +71,15 @@ class Quantized:
     digest: str
     broken: str = ""
     """Why it must not answer on this machine."""
+    rechecked: str = ""
+    """What `checked` found on this machine, where that is another; neither goes into a file."""
     state: str = ""
     """Digest of the weights that it was made of, see `state_of`."""
+
+    @property
+    def proof(self) -> Certificate:
+        """What is proven on this machine."""
+        return replace(self.certificate, unproven=self.certificate.unproven or self.broken, rechecked=self.rechecked)
 
     def made_of(self, network: nn.Module) -> bool:
         """Tell whether a network has the weights that this was made of, and still answers the kept images as it did then in float32."""
@@ -113,7 +120,7 @@ class Quantized:
         """
         here = machine(self.engine)
         if here == self.machine:
-            return self
+            return replace(self, broken="", rechecked="")
         form = Form(None, tuple(torch.float32 for _ in self.certified))
         try:
             built = self.build(form)
@@ -121,19 +128,25 @@ class Quantized:
             found = answers(flat, self.witness)
         except Exception as error:  # an engine that is absent, or too old for the graph
             said = f"this machine can't check it: {first_line(error)}"
-            return replace(self, certificate=replace(self.certificate, unproven=said, rechecked=said), broken=said)
+            return replace(self, rechecked=said, broken=said)
         right = list(self.right) if network is None else answers(network, self.witness)
-        off = compare(Reference(list(self.certified), False), found, "", "", Tolerance(), calibrated=0, digest="").error
-        allowed = max(SAME_ANSWERS * self.certificate.error, LEAST)
-        now = compare(Reference(right, False), found, "", "", Tolerance(), calibrated=0, digest="").error
+        certified, asked = list(self.certified), self.certificate.tolerance
+        off, allowed = distance(found, certified), max(SAME_ANSWERS * self.certificate.error, LEAST)
+        now, then = distance(found, right), distance(certified, right)
         said = (
             f"checked again on {here.partition(';')[0]}: {len(self.witness)} of the images differ by {off:.2g} from the answers that were "
             f"certified on {self.machine.partition(';')[0]}, and by {now:.2g} from float32"
         )
-        wrong = f"it was certified on another machine, and gives other answers here ({off:.2g}, allowed {allowed:.2g})"
-        wrong = "" if off <= allowed else wrong
-        certificate = replace(self.certificate, rechecked=said, unproven=self.certificate.unproven or wrong)
-        return replace(self, certificate=certificate, machine=self.machine if wrong else here, broken=wrong)
+        wrong = ""
+        if off > allowed:
+            wrong = f"it was certified on another machine, and gives other answers here ({off:.2g}, allowed {allowed:.2g})"
+        elif asked.error is not None and now > max(asked.error, then):
+            wrong = (
+                f"it was certified on another machine, and is further from float32 here than was asked ({now:.2g}, asked {asked.error:.2g})"
+            )
+        elif asked.top1 is not None and (flips := int((found[0].argmax(1) != certified[0].argmax(1)).sum())) > 1:
+            wrong = f"it was certified on another machine, and {flips} of {len(self.witness)} images have another class here"
+        return replace(self, rechecked=said, broken=wrong)
 
     def save(self, path: Path) -> None:
         """Write it as one safetensors file, whole or not at all."""
@@ -153,7 +166,7 @@ class Quantized:
             OSError: it can't be read.
         """
         with keeping.read(path, KIND, FORMAT, "quantised network") as (facts, tensors):
-            count = len(facts["outputs"])
+            count = len([name for name in facts["outputs"] if name != WATCH])
             right, certified = (tuple(tensors[f"{name}.{index}"] for index in range(count)) for name in ("right", "certified"))
             return cls(
                 facts["engine"],
@@ -206,10 +219,7 @@ def answers_alike(network: nn.Module, images: Tensor, right: Sequence[Tensor], d
         return False
     if [one.shape for one in found] != [one.shape for one in right]:
         return False
-    return all(
-        compare(Reference([b], False), [a], "", "", Tolerance(), calibrated=0, digest="").error <= SAME_FLOAT
-        for a, b in zip(found, right, strict=True)
-    )
+    return all(distance([a], [b]) <= SAME_FLOAT for a, b in zip(found, right, strict=True))
 
 
 def machine(engine: str) -> str:

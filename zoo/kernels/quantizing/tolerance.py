@@ -69,3 +69,14 @@ def tolerance_of(value: Any, classifies: bool) -> Tolerance:
 def _percent(name: str, number: Any) -> str:
     percent = name == "top1" and isinstance(number, int | float) and 1 < number <= 100
     return f"; write {number:g} % as {number / 100:g}" if percent else ""
+
+
+def within(certified: float, limit: float, asked: float | None) -> float:
+    """Return up to which error a plan of another batch size passes: no further than was asked, or than what was certified is.
+
+    Args:
+        certified: the certified plan's error on the images that are kept.
+        limit: what rounding in another order may make of it.
+        asked: the largest error that was asked for; None where none was.
+    """
+    return limit if asked is None else min(limit, max(asked, certified))

@@ -16,6 +16,13 @@ from zoo.kernels.engines import choose as engines
 from zoo.kernels.engines import onnxruntime, openvino
 from zoo.kernels.engines.engine import NotFinite
 
+
+def norm_of_zeros(x: Tensor) -> Tensor:
+    """Normalise by a BatchNorm whose weight is 0."""
+    zeros, ones = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+    return F.batch_norm(x, zeros, ones, zeros, ones)
+
+
 OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu6": F.relu6,
@@ -53,6 +60,11 @@ OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "reciprocal": lambda x: 1 / (x.abs() + 1),
     "where": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
     "gate": lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)),
+    "layer norm, relu": lambda x: F.relu(F.layer_norm(x, x.shape[-1:])),
+    "sigmoid, amax": lambda x: torch.sigmoid(x).amax((2, 3)),
+    "softmax, amax": lambda x: x.softmax(-1).amax((2, 3)),
+    "what has one bound": lambda x: F.relu(F.hardswish(1 - F.relu(x))),
+    "times 0, beside a number": lambda x: torch.cat([norm_of_zeros(x), torch.ones_like(x)], 1).amax(1),
     "two": lambda x: F.relu(F.avg_pool2d(F.relu6(x), 2)) + 1,
 }
 

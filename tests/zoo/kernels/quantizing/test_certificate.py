@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare, paired, wilson
-from zoo.kernels.quantizing.tolerance import Tolerance, tolerance_of
+from zoo.kernels.quantizing.tolerance import Tolerance, tolerance_of, within
 
 ROWS = torch.eye(8).repeat(5, 1) * 4 + torch.arange(8) / 10
 
@@ -144,3 +144,25 @@ def test_another_tolerance_changes_no_finding() -> None:
     found = compared(turned(1))
     assert replace(found, tolerance=Tolerance(0.5)).holds()
     assert found.top1 == 39
+
+
+def test_one_number_an_image_is_compared_too() -> None:
+    right = torch.arange(1.0, 41.0)
+    found = compare(Reference([right], False), [1.1 * right], "int8", "test", Tolerance(error=0.2), calibrated=1, digest="")
+    assert (round(found.error, 6), found.proven) == (0.1, True)
+
+
+@pytest.mark.parametrize(("labels", "classifies", "said"), [
+    (5, True, r"indices of the network's 4 classes, from 0; these lie between 5 and 5"), (-1, True, "lie between -1"),
+    (0, False, "one row of logits"),
+])  # fmt: skip
+def test_labels_that_are_no_classes_of_the_network_are_refused(labels: int, classifies: bool, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Reference.measure(lambda x: x.flatten(1)[:, :4], torch.randn(6, 3, 2, 2), torch.full((6,), labels), classifies)
+
+
+def test_a_plan_of_another_batch_is_held_to_what_was_asked() -> None:
+    assert within(0.001, 0.005, None) == 0.005
+    assert within(0.001, 0.005, 0.002) == 0.002
+    assert within(0.003, 0.0045, 0.002) == 0.003, "the images that are kept are a few, and may lie further off than all"
+    assert within(0.001, 0.0015, 0.1) == 0.0015

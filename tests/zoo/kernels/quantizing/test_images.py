@@ -103,6 +103,24 @@ def test_noise_is_taken_for_made_up(plain: nn.Module) -> None:
     assert "made up" in made_up((3, 16, 16)).made_up
 
 
+def test_a_tenth_of_noise_among_pictures_is_noticed(plain: nn.Module) -> None:
+    images = smooth(64)
+    assert not gather(plain, images).made_up
+    mixed = torch.cat([images[:56], torch.randn(8, 3, 16, 16) / 100])  # whose pixels hardly count beside those of pictures
+    assert "look like noise" in gather(plain, mixed).made_up
+
+
+def test_a_detector_is_calibrated_on_pixels_between_0_and_1() -> None:
+    class Detecting(Known):
+        def answer_by(self) -> None: ...
+
+    fitting = smooth(64).sigmoid()
+    assert len(gather(Detecting(), fitting).check) == 32
+    for wrong in (255 * fitting, fitting - 0.5):
+        with pytest.raises(ValueError, match="the calibration images of a detector hold pixels between 0 and 1"):
+            gather(Detecting(), wrong)
+
+
 def alike() -> Tensor:
     return smooth(1).expand(64, -1, -1, -1) + 1e-6 * torch.arange(64.0).view(-1, 1, 1, 1)
 

@@ -21,9 +21,10 @@ from tests.zoo.kernels.quantizing.pictures import Tiny, shapes
 from zoo.kernels import Fast, fast, plain, why
 from zoo.kernels.api import precisions
 from zoo.kernels.engines.export import Form
-from zoo.kernels.quantizing import by_nncf, by_onnxruntime, keeping, quantize
+from zoo.kernels.quantizing import by_nncf, by_onnxruntime, keeping, plan, quantize
 from zoo.kernels.quantizing import quantized as stored
 from zoo.kernels.quantizing.quantize import NotCertified
+from zoo.kernels.quantizing.tolerance import Tolerance
 
 if importlib.util.find_spec("nncf") is None:  # not imported here: every worker would load it, and its telemetry
     pytest.skip("nncf is not installed", allow_module_level=True)
@@ -159,6 +160,79 @@ def test_another_processor_that_gives_other_answers_does_not_use_it(
     with torch.no_grad():
         assert distance(again(images), network(images)) < 1e-5
     assert "it was certified on another machine, and gives other answers here" in told(again)
+
+
+def test_what_was_broken_elsewhere_holds_where_it_was_certified(int8: Fast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certified = int8.quantized
+    assert isinstance(certified, stored.Quantized)
+    with monkeypatch.context() as patch:
+        patch.setattr(stored, "machine", lambda engine: "another processor; avx2; openvino 1")
+        patch.setattr(stored.Quantized, "build", lambda *_, **__: 1 / 0)
+        broken = certified.checked()
+        assert broken.proof.state == "UNPROVEN"
+        assert "this machine can't check it" in broken.proof.rechecked
+        broken.save(tmp_path / "int8.safetensors")
+    again = stored.Quantized.load(tmp_path / "int8.safetensors").checked()
+    assert (again.proof, again.broken) == (certified.certificate, "")
+    assert broken.checked().proof == certified.certificate
+
+
+def test_another_processor_is_held_to_what_was_asked(int8: Fast, monkeypatch: pytest.MonkeyPatch) -> None:
+    certified = int8.quantized
+    assert isinstance(certified, stored.Quantized)
+    monkeypatch.setattr(stored, "machine", lambda engine: "another processor; avx2; openvino 1")
+    monkeypatch.setattr(stored, "LEAST", 1.0)
+    for asked, state in ((Tolerance(error=0.3), "proven"), (Tolerance(error=1e-9), "UNPROVEN")):
+        certificate = replace(certified.certificate, tolerance=asked, error=0.0)
+        found = replace(certified, certified=certified.right, certificate=certificate).checked()
+        assert found.proof.state == state, found.proof.rechecked
+        assert ("further from float32 here than was asked" in found.broken) == (state == "UNPROVEN")
+
+
+def test_auto_keeps_the_certificates_of_all_precisions(int8: Fast) -> None:
+    model = copy.deepcopy(int8)
+    other = replace(int8.proofs[0], precision="bfloat16")
+    model.proofs = [other, *model.proofs]
+    assert [proof.precision for proof in reloaded(model).proofs] == ["bfloat16", "int8"]
+
+
+class Standardised(nn.Module):
+    """A network that divides each image by its deviation: 0 / 0 for a black image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tiny = Tiny()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tiny((x - x.mean((1, 2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True))
+
+
+@pytest.mark.parametrize("engine", ["openvino", "onnxruntime"])
+def test_nan_that_arises_inside_is_answered_by_the_network_itself(engine: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Standardised().eval()
+    monkeypatch.setattr(by_nncf if engine == "onnxruntime" else by_onnxruntime, "absent", lambda: "left out")
+    model = fast(network, "cpu", "int8", calibration=shapes(64), tolerance={"error": 1.0}, progress=False)
+    image = shapes(1, seed=7)
+    with torch.no_grad():
+        assert 1e-4 < distance(model(image), network(image)) < 1.0
+    assert why(model).rows[0].kernel == f"{engine} int8"
+    assert model(torch.zeros(1, 3, 16, 16)).isnan().all()
+    assert model(image).isfinite().all()
+
+
+def test_a_batch_goes_on_in_the_way_that_has_won(network: nn.Module, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = shapes(4)
+    given: dict[str, Any] = {"calibration": shapes(96), "tolerance": LOOSE, "progress": False}
+    for winner in ("openvino int8", "openvino int8/1"):
+        with monkeypatch.context() as patch:
+            patch.setattr(plan, "fastest", lambda trial, *_, winner=winner: (dict.fromkeys(trial.calls, 1e-3), winner))
+            choices = own_cache / winner.replace("/", "-")
+            patch.setenv("ZOO_CACHE", str(choices))
+            first = fast(network, "cpu", "int8", example=images, **given)
+            patch.setattr(plan, "fastest", lambda *_: pytest.fail("it was timed again"))
+            second = fast(network, "cpu", "int8", example=images, **given)
+        assert [why(one).rows[0].kernel for one in (first, second)] == [winner, winner]
+        assert why(second).rows[0].us == pytest.approx(1000)
 
 
 def why_of(model: Fast) -> str:
