@@ -96,6 +96,14 @@ class Features(Part):
         torch.Size([2, 32, 16, 16])
     """
 
+    def batch_of(self, images: Any) -> Tensor:
+        """Return many images as a preprocessed batch on the CPU; see `Model.batch_of`."""
+        from zoo.images.batch import batch
+
+        if self.checkpoint is None:
+            raise ValueError(f"the {self.network_name} that these layers come from is untrained; give preprocessed tensors")
+        return batch(images, self.checkpoint.preprocessing, self.in_channels)
+
     def __init__(self, network: Model, written: Trace, places: Places, named: Mapping[str, str]) -> None:
         """Build it of the places that `named` gives keys to."""
         super().__init__(network, written, {key: places.names[place] for key, place in named.items()})

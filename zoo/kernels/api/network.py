@@ -92,7 +92,8 @@ class Fast(nn.Module):
         """Whether answers lie in memory that the next call writes again."""
         self.quantized = quantized
         """The network in 8 bits, for calls of one image size, with its certificate; `dtype` is that of all other calls."""
-        self.proofs: list[Certificate] = [] if quantized is None or quantized.certificate is None else [quantized.proof]
+        proof = None if quantized is None else quantized.proof
+        self.proofs: list[Certificate] = [] if proof is None else [proof]
         """Certificates of precisions that were compared on a caller's images."""
         self._bfloat16: Bfloat16 | None = None
         """What was certified in bfloat16, where that was chosen because it is proven."""
@@ -637,6 +638,8 @@ class Fast(nn.Module):
                 from zoo.kernels.quantizing.quantized import left_on_the_table
 
                 told = [line for line in [left_on_the_table()] if line]
+            if not plans:  # which would show them
+                told += [line for proof in self.proofs for line in proof.lines()]
             return Report(plans, self.unchanged, str(self.device), self.precision, list(self._unplanned.values()), told)
 
     @property

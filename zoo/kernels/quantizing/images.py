@@ -70,7 +70,12 @@ def gather(network: nn.Module, calibration: Any, check: Any = None, labels: Any 
         known = _labels(labels, len(compared), "check")
     else:
         known = _labels(labels, len(pixels), "calibration")
-        _enough(pixels, 2 * FEWEST, "calibration", "; half of them are set aside to compare on")
+        halved = "; half of them are set aside to compare on"
+        _enough(pixels, 2 * FEWEST, "calibration", halved)
+        _differ(pixels, "calibration")
+        first = _firsts(pixels)
+        _enough(pixels[first], 2 * FEWEST, "calibration without copies", halved)
+        pixels, known = _once(pixels, known, first, "calibration")
         order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))  # a folder is sorted by classes
         count = min(len(pixels) // 2, CALIBRATE)
         pixels, compared = pixels[order[:count]], pixels[order[count:]]
@@ -85,17 +90,25 @@ def gather(network: nn.Module, calibration: Any, check: Any = None, labels: Any 
     for what, given in (("calibration", pixels), ("check", compared)):
         _enough(given, FEWEST, what)
         _differ(given, what)
-    first = sorted({digest_of(image): index for index, image in reversed([*enumerate(compared)])}.values())
-    if len(first) < len(compared):
-        warnings.warn(
-            f"{len(compared) - len(first)} of the {len(compared)} check images are copies of others: each counts once",
-            stacklevel=stacklevel(),
-        )
-        compared, known = compared[first], None if known is None else known[first]
+    compared, known = _once(compared, known, _firsts(compared), "check")
     noise = max(_noisy(pixels), _noisy(compared))
     reason = f"neighbouring pixels of {100 * noise:.0f} % of the images are unrelated: they look like noise, not like photographs"
     reason = reason if noise > NOISY else ""
     return _images(pixels, compared, known, reason)
+
+
+def _firsts(images: Tensor) -> list[int]:
+    """Return the indices of images that no earlier one is a copy of."""
+    return sorted({digest_of(image): index for index, image in reversed([*enumerate(images)])}.values())
+
+
+def _once(images: Tensor, labels: Tensor | None, first: list[int], what: str) -> tuple[Tensor, Tensor | None]:
+    """Leave copies of images out, and say so."""
+    if len(first) == len(images):
+        return images, labels
+    said = f"{len(images) - len(first)} of the {len(images)} {what} images are copies of others: each counts once"
+    warnings.warn(said, stacklevel=stacklevel())
+    return images[first], None if labels is None else labels[first]
 
 
 def made_up(shape: tuple[int, ...]) -> Images:
@@ -122,6 +135,8 @@ def _pixels(network: Any, given: Any, what: str, size: tuple[int, ...] | None) -
     """Return preprocessed images, float32 (N, C, H, W), of the size that is asked for."""
     if isinstance(given, list | tuple) and not given:
         raise ValueError(f"{what} holds no images: the list is empty")
+    if isinstance(given, str) and not given.strip():
+        raise ValueError(f"{what} names no folder: the path is empty")
     if isinstance(given, list | tuple) and all(isinstance(one, Tensor) and one.is_floating_point() for one in given):
         given = _stacked(given, what)
     ready = isinstance(given, Tensor) and given.is_floating_point()
@@ -134,7 +149,12 @@ def _pixels(network: Any, given: Any, what: str, size: tuple[int, ...] | None) -
             f"{called(network)} has no checkpoint that says how pictures are preprocessed; give {what} as a float tensor "
             "(N, C, H, W) that is preprocessed as the network's own input is"
         )
-    images: Tensor = given if isinstance(given, Tensor) and ready else reads(given)
+    try:
+        images: Tensor = given if isinstance(given, Tensor) and ready else reads(given)
+    except ValueError as error:
+        if isinstance(given, str | os.PathLike):  # beside the images that a network answers there may be a picture of this name too
+            raise ValueError(f"{what}, {os.fspath(given)}: {error}") from error
+        raise
     _fits(network, images, what, size)
     if not images.isfinite().all():
         raise ValueError(f"the {what} images hold NaN or infinite values")
@@ -143,7 +163,7 @@ def _pixels(network: Any, given: Any, what: str, size: tuple[int, ...] | None) -
             f"the {what} images of a detector hold pixels between 0 and 1; these lie between {images.min():.3g} and {images.max():.3g}. "
             "Divide bytes by 255, or give the photographs themselves"
         )
-    if ready and reads is not None and known and not hasattr(network, "answer_by"):
+    if ready and reads is not None and known and not hasattr(network, "answer_by") and _noisy(images) <= NOISY:  # of noise more is said
         try:
             reads(images)
         except ValueError as error:
@@ -174,6 +194,9 @@ def _fits(network: nn.Module, given: Tensor, what: str, size: tuple[int, ...] | 
             )
         raise ValueError(f"the network takes {channels} channels, the {what} images have shape {shape}")
     side = getattr(network, "input_size", None)
+    crop = getattr(getattr(getattr(network, "checkpoint", None), "preprocessing", None), "crop", None)
+    if size is None and crop and hasattr(network, "batch_of") and not hasattr(network, "answer_by"):  # what its pictures are prepared to
+        size = (channels, crop, crop)
     wanted = size or ((channels, side, side) if isinstance(side, int) and not getattr(network, "size_multiple", None) else None)
     if wanted and shape[1:] != tuple(wanted):
         said = "x".join(map(str, wanted))

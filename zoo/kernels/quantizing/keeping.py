@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,11 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+from blake3 import blake3
 from torch import Tensor
 
 from zoo.kernels.errors import first_line
 from zoo.kernels.tuning.choices import folder
 
+DIGEST = "digest"
+"""The name of the digest in a file's header."""
 KEPT_FILES = 32
 """Files of a folder; the one that was not used for longest goes first."""
 
@@ -33,6 +38,7 @@ class Kept(Protocol):
         ...
 
 
+log = logging.getLogger("zoo")
 K = TypeVar("K", bound=Kept)
 
 
@@ -51,7 +57,7 @@ def write(path: Path, kind: str, tensors: dict[str, Tensor], facts: dict[str, An
     handle, unfinished = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     os.close(handle)
     try:
-        save_file(tensors, unfinished, {kind: json.dumps(facts)})
+        save_file(tensors, unfinished, {kind: json.dumps(facts), DIGEST: _digest(tensors, facts)})
         Path(unfinished).replace(path)
     finally:
         Path(unfinished).unlink(missing_ok=True)
@@ -75,23 +81,40 @@ def read(path: Path, kind: str, format: int, what: str) -> Iterator[tuple[dict[s
 
     try:
         with safe_open(path, "pt") as opened:
-            facts = json.loads((opened.metadata() or {})[kind])
+            held = opened.metadata() or {}
+            facts = json.loads(held[kind])
             names: Any = opened.keys()
             tensors = {name: opened.get_tensor(name) for name in names}
         if facts["format"] != format:
             raise ValueError(f"{path.name} is of format {facts['format']}, this version reads {format}")
+        if held[DIGEST] != _digest(tensors, facts):
+            raise ValueError(f"{path.name} is damaged: its bytes are not those that were written")
         yield facts, tensors
     except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path.name} is no {what}, or it is damaged: {first_line(error)}") from error
 
 
+def _digest(tensors: dict[str, Tensor], facts: dict[str, Any]) -> str:
+    """Return the BLAKE3 of all that a file holds, so that no damage is computed with."""
+    made = blake3(json.dumps(facts, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        made.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        made.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return made.hexdigest()
+
+
 def cached(kind: str, digest: str, load: Callable[[Path], K]) -> K | None:
-    """Return what was kept under a digest; None where nothing was, or it can't be read."""
+    """Return what was kept under a digest; None where nothing was, or it can't be read: what is damaged goes, and a warning says so."""
     path = _place(kind, digest)
     try:
         found = load(path)
         path.touch()
-    except (OSError, ValueError):
+    except OSError:
+        return None
+    except ValueError as error:
+        log.warning("%s; it is made anew", error)
+        with contextlib.suppress(OSError):
+            path.unlink()
         return None
     return found if found.digest == digest else None
 

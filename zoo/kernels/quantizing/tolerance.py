@@ -57,6 +57,8 @@ def tolerance_of(value: Any, classifies: bool) -> Tolerance:
     for name, number, most in (("top1", found.top1, 1.0), ("error", found.error, 10.0)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= most):
             raise ValueError(f"the tolerance's {name} is a number from 0 to {most:g}, got {number!r}" + _percent(name, number))
+    if found.top1 == 0:
+        raise ValueError("a top1 of 0 asks for nothing, so that nothing would be proven; name the least share of equal top-1, such as 0.98")
     if found.top1 is None and found.error is None:
         raise ValueError('a tolerance names "top1", "error" or both; it names neither')
     if found.top1 is not None and not classifies:

@@ -121,6 +121,29 @@ def test_a_detector_is_calibrated_on_pixels_between_0_and_1() -> None:
             gather(Detecting(), wrong)
 
 
+def test_copies_count_once_before_images_are_divided(plain: nn.Module) -> None:
+    images = torch.cat([smooth(64), smooth(3)])
+    with pytest.warns(UserWarning, match="3 of the 67 calibration images are copies of others: each counts once"):
+        found = gather(plain, images, labels=range(67))
+    assert len(found.calibration) == len(found.check) == 32
+    assert found.labels is not None
+    assert found.labels.max() < 64
+
+
+def test_noise_of_any_range_is_taken_for_made_up_by_a_network_with_a_checkpoint() -> None:
+    assert "noise" in gather(Known(), 3 * torch.randn(64, 3, 16, 16)).made_up
+
+
+def test_a_picture_that_cannot_be_read_is_told_with_its_folder(tmp_path: Path) -> None:
+    for index, image in enumerate(smooth(70).sigmoid()):
+        Image.fromarray((255 * image).byte().permute(1, 2, 0).numpy()).save(tmp_path / f"{index:02}.png")
+    (tmp_path / "zz.jpg").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=rf"calibration, {tmp_path}: zz\.jpg"):
+        gather(Known(), str(tmp_path))
+    with pytest.raises(ValueError, match="calibration names no folder: the path is empty"):
+        gather(Known(), "")
+
+
 def alike() -> Tensor:
     return smooth(1).expand(64, -1, -1, -1) + 1e-6 * torch.arange(64.0).view(-1, 1, 1, 1)
 
@@ -130,6 +153,8 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "too few to calibrate": (smooth(31), smooth(40, seed=1), f"calibration has 31 images, and {FEWEST} are the fewest"),
     "too few to compare": (smooth(40), smooth(31, seed=1), f"check has 31 images, and {FEWEST} are the fewest"),
     "copies": (smooth(8).repeat(8, 1, 1, 1), smooth(40, seed=1), "only 8 of the 64 calibration images are different"),
+    "one image": (smooth(1).repeat(99, 1, 1, 1), None, "only 1 of the 99 calibration images are different"),
+    "too few that differ": (torch.cat([smooth(40), smooth(40)]), None, "calibration without copies has 40 images, and 64 are the fewest"),
     "all alike": (alike(), smooth(40, seed=1), "the calibration images are all alike"),
     "of one colour": (torch.randn(64, 3, 1, 1).expand(-1, -1, 16, 16), smooth(40, seed=1), "are of one colour"),
     "the same twice": (smooth(64), smooth(40), "40 of the 40 images to compare on are calibration images too"),
@@ -161,6 +186,11 @@ def test_another_range_or_size_than_the_checkpoints_is_refused() -> None:
         gather(Known(), ((fitting + 1) * 127.5).round() / 255)
     with pytest.raises(ValueError, match=r"images of 3x16x16 .* are 3x12x12"):
         gather(Known(), (smooth(64, 12) / 4).clamp(-1, 1))
+    any_size = Known()
+    any_size.size_multiple = 4  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match=r"images of 3x16x16 .* are 3x12x12"):
+        gather(any_size, (smooth(64, 12) / 4).clamp(-1, 1))
+    assert gather(any_size, (smooth(64, 12) / 4).clamp(-1, 1), size=(3, 12, 12)).check.shape[-1] == 12
 
 
 @pytest.mark.parametrize(("labels", "said"), [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import io
+import json
 import logging
 import warnings
 from dataclasses import replace
@@ -128,6 +129,22 @@ def test_a_damaged_file_of_the_cache_is_made_anew(network: nn.Module, own_cache:
     assert not list(file.parent.glob("*.tmp"))
 
 
+@pytest.mark.parametrize("part", ["weights", "graph"])
+def test_a_byte_that_changed_in_the_cache_is_noticed(part: str, network: nn.Module, own_cache: Path, caplog: Any) -> None:
+    first = fast(network, "cpu", "int8", calibration=shapes(64), tolerance=LOOSE, progress=False)
+    (file,) = own_cache.rglob("int8/*.safetensors")
+    held = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(held[:8], "little")
+    place = json.loads(held[8:start])[part]["data_offsets"]
+    held[start + sum(place) // 2] ^= 1
+    file.write_bytes(held)
+    with caplog.at_level(logging.WARNING, "zoo"):
+        again = fast(network, "cpu", "int8", calibration=shapes(64), tolerance=LOOSE, progress=False)
+    assert f"{file.name} is damaged: its bytes are not those that were written; it is made anew" in caplog.text
+    assert torch.equal(again(shapes(2)), first(shapes(2)))
+    assert file.read_bytes() != held
+
+
 def reloaded(model: Fast) -> Fast:
     held = io.BytesIO()
     torch.save(model, held)
@@ -138,6 +155,7 @@ def reloaded(model: Fast) -> Fast:
 def test_it_saves_and_loads_with_its_certificate(int8: Fast) -> None:
     again, images = reloaded(int8), shapes(2)
     assert again.proofs == int8.proofs
+    assert "int8 proven" in told(again), "before a first call too"
     assert torch.equal(again(images), int8(images))
     assert torch.equal(copy.deepcopy(int8)(images), int8(images))
 
