@@ -88,7 +88,7 @@ DO: dict[str, dict[str, str]] = {
         "zoo.images.reading.NoSuchImage": "Check the path.",
         "zoo.images.files.StoreFailed": "Check credentials and network of the store, then repeat; the run resumes.",
         "zoo.images.parquet_pages.TooMuch": "Check the file; write it again with smaller row groups.",
-        "zoo.kernels.quantizing.quantize.NotCertified": "Give more images, lower `tolerance`, or compute in bfloat16.",
+        "zoo.kernels.quantizing.quantize.NotCertified": "Give more images or a wider `tolerance`, or compute in bfloat16.",
         "zoo.images.preprocessed.WrongInput": "Prepare images with `model.preprocess(images)`.",
         "zoo.embedding.reading.DamagedEmbeddings": "Compute the vectors again with `zoo embed --restart`.",
         "zoo.UnknownTap": "Take one of the nearest names in the message. See [taps](features.md#taps).",

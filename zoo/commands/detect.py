@@ -28,6 +28,7 @@ from zoo.commands.console import (
     print_json,
     writable,
 )
+from zoo.commands.int8 import CalibrationOption, DtypeOption, checked_dtype, narrowed
 
 if TYPE_CHECKING:
     from zoo.commands.pictures import Picture
@@ -66,6 +67,11 @@ def detect(
     overlap: Overlap = None,
     batch_size: BatchSizeOption = 8,
     device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    calibration: CalibrationOption = None,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, max=1, help="With int8: the largest relative error of what the network computes; 0.1.")
+    ] = None,
     frozen: FrozenOption = False,
     picture: Annotated[
         Path | None,
@@ -82,7 +88,10 @@ def detect(
     as_json: JsonOption = False,
 ) -> None:
     """Find things on photographs: boxes in the photograph's own pixels."""
+    checked_dtype(dtype, calibration, tolerance)
     if folder is not None:
+        if dtype == "int8":
+            raise typer.BadParameter("int8 goes without --out, whose runs resume in float32", param_hint="--dtype")
         network = detector(model, tag, cfg, called, option, device, quiet, frozen)
         _folder(network, images, folder, threshold, overlap, batch_size, restart, quiet, as_json, picture)
         return
@@ -90,7 +99,9 @@ def detect(
 
     given, left_out = pictures(images, picture)
     network = detector(model, tag, cfg, called, option, device, quiet, frozen)
-    _shown(network, given, left_out, threshold, overlap, batch_size, picture, as_json)
+    error = None if tolerance is None else {"error": tolerance}
+    quick = narrowed(network, dtype, calibration, error, "a larger number", quiet=quiet)
+    _shown(network, quick, given, left_out, threshold, overlap, batch_size, picture, as_json)
 
 
 def detector(
@@ -131,6 +142,7 @@ def detector(
 
 def _shown(
     network: Detector,
+    quick: Any,
     given: list[Picture],
     left_out: int,
     threshold: float | None,
@@ -148,7 +160,7 @@ def _shown(
     failed: list[BadImage] = []
     seen, saved = 0, None
     for start in range(0, len(given), batch_size):
-        for one, read, found in _answers(network, given[start : start + batch_size], threshold, overlap, failed):
+        for one, read, found in _answers(quick, given[start : start + batch_size], threshold, overlap, failed):
             seen += 1
             if picture is not None and saved is None:
                 saved = drawing.save(drawing.drawn(read, found), picture)
@@ -167,7 +179,7 @@ def _shown(
 
 
 def _answers(
-    network: Detector, batch: list[Picture], threshold: float | None, overlap: float | None, failed: list[Any]
+    network: Any, batch: list[Picture], threshold: float | None, overlap: float | None, failed: list[Any]
 ) -> list[tuple[Picture, Any, Detections]]:
     """Look at pictures together; one that can't be used is told, and spoils no other."""
     from zoo.detection import detect as find

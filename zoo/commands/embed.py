@@ -29,6 +29,7 @@ from zoo.commands.console import (
     spares_inputs,
     writable,
 )
+from zoo.commands.int8 import CalibrationOption, check_int8
 from zoo.pretrained.names import named
 
 if TYPE_CHECKING:
@@ -66,9 +67,7 @@ def embed(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images at once; 256 on a GPU, 32 on a CPU.")] = None,
     device: DeviceOption = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, on a CPU int8. Default: as fast() chooses.")] = None,
-    calibration: Annotated[
-        str | None, typer.Option(metavar="DATA", autocompletion=files, help="With int8: images to calibrate and compare on, 64 or more.")
-    ] = None,
+    calibration: CalibrationOption = None,
     tolerance: Annotated[
         float | None, typer.Option(min=0, max=1, help="With int8: the largest relative error of the vectors; 0.1.")
     ] = None,
@@ -96,11 +95,7 @@ def embed(
     for value, allowed, hint in ((decode, ("cpu", "gpu"), "--decode"), (engine, ("local", "ray"), "--engine"), (dtype, DTYPES, "--dtype")):
         if value is not None and value not in allowed:
             raise typer.BadParameter(f"{', '.join(allowed)}, not {value!r}", param_hint=hint)
-    if dtype == "int8" and calibration is None:
-        raise typer.BadParameter("it needs --calibration DATA, 64 images or more of the kind that are embedded", param_hint="--dtype")
-    for value, hint in ((calibration, "--calibration"), (tolerance, "--tolerance")):
-        if value is not None and dtype != "int8":
-            raise typer.BadParameter("it goes with --dtype int8", param_hint=hint)
+    check_int8(dtype, calibration, tolerance)
     if dtype == "int8" and (not fast or engine != "local"):
         raise typer.BadParameter("int8 goes without --no-fast and without --engine ray", param_hint="--dtype")
     if engine == "local" and path.suffix not in WRITERS:

@@ -71,9 +71,7 @@ def pictures(named: Sequence[str], output: Path | None = None) -> tuple[list[Pic
     return found, left_out
 
 
-def classified(
-    network: Model, given: Sequence[Picture], top: int, batch_size: int
-) -> Iterator[tuple[Picture, list[Prediction] | BadImage]]:
+def classified(network: Any, given: Sequence[Picture], top: int, batch_size: int) -> Iterator[tuple[Picture, list[Prediction] | BadImage]]:
     """Classify pictures batch by batch; one that can't be used has its error, and spoils no other."""
     for start in range(0, len(given), batch_size):
         batch = given[start : start + batch_size]

@@ -30,6 +30,7 @@ from zoo.commands.console import (
     png,
     print_json,
 )
+from zoo.commands.int8 import CalibrationOption, DtypeOption, checked_dtype, narrowed
 
 if TYPE_CHECKING:
     from zoo.commands.pictures import Picture
@@ -49,6 +50,11 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="How many labels to show.")] = 5,
     batch_size: BatchSizeOption = 32,
     device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    calibration: CalibrationOption = None,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, max=1, help="With int8: the least share of images that keep their top-1 class; 0.98.")
+    ] = None,
     frozen: FrozenOption = False,
     picture: Annotated[
         Path | None,
@@ -67,12 +73,14 @@ def predict(
     cls = model_class(model)
     built = build_options(option, cls)
     place = on_device(device)
+    checked_dtype(dtype, calibration, tolerance)
     given, left_out = pictures(images, picture)
     network = trained(cls, tag, progress=not quiet, frozen=frozen or None, weights_of=weights_of, **built).to(place)
+    quick = narrowed(network, dtype, calibration, tolerance, "a smaller number", quiet=quiet)
     record = network.checkpoint
     found: list[tuple[Picture, list[Prediction]]] = []
     failed: list[BadImage] = []
-    for one, row in classified(network, given, top, batch_size):
+    for one, row in classified(quick, given, top, batch_size):
         if isinstance(row, BadImage):
             failed.append(row)
             continue

@@ -41,6 +41,7 @@ SPEAKS_IN = {
     "zoo/commands/dream.py": ("dream",),
     "zoo/commands/explain.py": ("explain",),
     "zoo/commands/finetune.py": ("finetune",),
+    "zoo/commands/int8.py": ("embed", "predict", "detect"),
     "zoo/commands/predict.py:_print_predictions": ("predict",),
     "zoo/commands/predict.py:demo": ("predict",),
     "zoo/commands/console.py:chosen": ("predict", "explain", "dream"),

@@ -121,3 +121,27 @@ def test_info_tells_what_a_detector_is(capsys: pytest.CaptureFixture[str]) -> No
     assert "6,227,101" in told
     assert "detection, 80 classes, images of 416 px" in told
     assert "--weights FILE" in told
+
+
+def test_int8_finds_the_same(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("nncf")
+    (files / "calibration").mkdir()
+    for number in range(64):
+        pixels = np.zeros((64, 64, 3), np.uint8)
+        left, top = 3 * (number % 8), 5 * (number // 8)
+        pixels[top : top + 20, left : left + 16] = 100 + 2 * number
+        Image.fromarray(pixels).save(files / "calibration" / f"{number:03d}.png")
+    photo = str(files / "photos" / "000.png")
+    asked = ["detect", photo, *network(files), "--json"]
+    assert main(asked) == 0
+    plain = json.loads(capsys.readouterr().out)
+    int8 = ["--dtype", "int8", "--calibration", str(files / "calibration"), "--tolerance", "0.5", "--device", "cpu"]
+    assert main([*asked, *int8]) == 0
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert "int8 proven" in told.err
+    assert [row["category_name"] for row in found] == [row["category_name"] for row in plain]
+    for ours, theirs in zip(found, plain, strict=True):
+        assert ours["bbox"] == pytest.approx(theirs["bbox"], abs=2)
+    assert main([*asked, *int8, "--out", str(files / "results")]) == 2
+    assert "int8 goes without --out" in capsys.readouterr().err

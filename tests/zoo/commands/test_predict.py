@@ -16,6 +16,7 @@ from zoo import ResNet20
 from zoo.commands import pictures as given
 from zoo.commands import predict as command
 from zoo.commands.app import main
+from zoo.kernels.comparing.sample_images import natural_images
 
 
 @pytest.fixture
@@ -158,3 +159,29 @@ def test_an_empty_folder_is_one_message(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "empty").mkdir()
     assert main(["predict", str(tmp_path / "empty"), "-m", "ResNet20"]) == 1
     assert "empty' holds no images" in capsys.readouterr().err
+
+
+def test_int8_is_certified_and_answers_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("nncf")
+    images = torch.cat([natural_images((16, 3, 32, 32), torch.device("cpu"), seed) for seed in range(5)])
+    for number, image in enumerate(images.sigmoid()):
+        Image.fromarray((255 * image).byte().permute(1, 2, 0).numpy()).save(tmp_path / f"{number:02}.png")
+    asked = ["predict", str(tmp_path / "00.png"), "--model", "ResNet20", "--json", "--device", "cpu"]
+    int8 = ["--dtype", "int8", "--calibration", str(tmp_path)]
+    assert main(asked) == 0
+    (plain,) = json.loads(capsys.readouterr().out)
+    assert main([*asked, *int8, "--tolerance", "0.5"]) == 0
+    told = capsys.readouterr()
+    (found,) = json.loads(told.out)
+    assert "int8 proven" in told.err
+    assert found["network"] == plain["network"]
+    assert found["predictions"][0]["probability"] == pytest.approx(plain["predictions"][0]["probability"], abs=0.15)
+    for wrong, said in (
+        (["--dtype", "int8"], "it needs --calibration DATA"),
+        (["--dtype", "int9"], "float32 or int8, not 'int9'"),
+        (["--calibration", str(tmp_path)], "it goes with --dtype int8"),
+        (["--dtype", "int8", "--calibration", " "], "it needs --calibration DATA"),
+        ([*int8, "--tolerance", "0"], "a top1 of 0 asks for nothing"),
+    ):
+        assert main([*asked, *wrong]) in (1, 2)
+        assert said in " ".join(capsys.readouterr().err.split())
