@@ -502,7 +502,7 @@ def _sealed(file: int) -> None:
     except OSError as error:
         if error.errno != errno.EBUSY:
             raise
-        # The kernel holds some of its pages, as while it moves them. What is to come can be forbidden still, and nobody has mapped the file.
+        # The kernel holds some of its pages, as while it moves them. What is to come can be forbidden still, and nobody has mapped it.
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, size | SEAL_FUTURE_WRITE)
 
 
