@@ -17,6 +17,7 @@ import torchvision
 from documents import DOCS, ROOT
 
 from zoo import CATALOGUE
+from zoo.bench.peers import NARROWER
 from zoo.bench.record import Record
 
 pytestmark = pytest.mark.reference
@@ -122,7 +123,8 @@ def test_figures_are_those_of_the_records(start: str, record: str, model: str, b
     cell = Record.read(DOCS / f"benchmarks-{record}.json").cell(model, batch)
     assert cell is not None
     assert cell["twin"] == ("torchvision", "timm")[column - 1]
-    stock = {name: way for name, way in cell["ways"].items() if name not in ("fast", "onnxruntime", "openvino")}
+    others = ("fast", "onnxruntime", "openvino", *NARROWER)
+    stock = {name: way for name, way in cell["ways"].items() if name not in others}
     peer = max(stock.values(), key=lambda way: way["images_s"])
     assert (row(start)[0], row(start)[column]) == (form.format(cell["ways"]["fast"][key]), form.format(peer[key]))
     if "onnxruntime" in cell["ways"]:
