@@ -21,16 +21,15 @@ import torch
 
 import zoo
 from zoo import Model, fast, trained
+from zoo.images.folder import image_files
 from zoo.kernels.quantizing.quantize import NotCertified
 from zoo.kernels.quantizing.quantized import machine
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 def halves(files: list[str]) -> tuple[list[str], list[str]]:
     """Divide files by a fixed draw."""
-    drawn = np.random.default_rng(0).permutation(len(files)).tolist()
-    return tuple(sorted(files[index] for index in drawn[start::2]) for start in (0, 1))  # pyright: ignore[reportReturnType]
+    drawn = [files[index] for index in np.random.default_rng(0).permutation(len(files))]
+    return sorted(drawn[::2]), sorted(drawn[1::2])
 
 
 def compared(model: Model, files: list[str]) -> dict[str, Any]:
@@ -39,10 +38,10 @@ def compared(model: Model, files: list[str]) -> dict[str, Any]:
     one, other = halves(files)
     for calibration, check in ((one, other), (other, one)):
         try:
-            proof, refused = fast(model, "cpu", "int8", calibration=calibration, check=check).proofs[0], ""
+            found.append(fast(model, "cpu", "int8", calibration=calibration, check=check).proofs[0].facts())
         except NotCertified as error:
-            proof, refused = max(error.certificates, key=lambda each: (each.top1 or 0, -each.error)), str(error)
-        found.append(proof.facts() | {"refused": refused})
+            tried = [{"by": one.by, "kept": len(one.kept), "top1": one.top1, "error": one.error} for one in error.certificates]
+            found.append(error.nearest.facts() | {"refused": str(error), "candidates": tried})
     total = sum(half["images"] for half in found)
     return {"images": total, **{name: sum(half[name] for half in found) for name in ("top1", "top5")}, "halves": found}
 
@@ -64,7 +63,7 @@ def main() -> None:
     parser.add_argument("--mobilenetv2", metavar="FILE")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    files = sorted(str(path) for path in asked.folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    files = sorted(map(str, image_files(asked.folder)))
     record: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {}
     sources: dict[str, Callable[[], Model]] = {
         "EfficientNetLite0": lambda: trained(zoo.EfficientNetLite0),

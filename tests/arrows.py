@@ -390,6 +390,7 @@ LAW: dict[str, set[str]] = {
         "zoo.explanation",
         "zoo.finetuning",
         "zoo.images",
+        "zoo.kernels",
         "zoo.networks",
         "zoo.prediction",
         "zoo.pretrained",

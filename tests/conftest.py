@@ -82,8 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         absent.add("gpu")
     if importlib.util.find_spec("keras_hub") is None:
         absent.add("kerashub")
-    if importlib.util.find_spec("cudnn") is None:
-        absent.add("cudnn")
+    for name in ("cudnn", "nncf"):
+        if importlib.util.find_spec(name) is None:
+            absent.add(name)
     if importlib.util.find_spec("playwright") is None or chromium() is None:
         absent.add("browser")
     absent |= {name for name in ("long", "mounts") if name not in config.getoption("markexpr")}

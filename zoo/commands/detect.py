@@ -28,7 +28,7 @@ from zoo.commands.console import (
     print_json,
     writable,
 )
-from zoo.commands.int8 import CalibrationOption, DtypeOption, checked_dtype, narrowed
+from zoo.commands.int8 import CalibrationOption, DtypeOption, check_options, narrowed
 
 if TYPE_CHECKING:
     from zoo.commands.pictures import Picture
@@ -88,7 +88,7 @@ def detect(
     as_json: JsonOption = False,
 ) -> None:
     """Find things on photographs: boxes in the photograph's own pixels."""
-    checked_dtype(dtype, calibration, tolerance)
+    check_options(dtype, calibration, tolerance)
     if folder is not None:
         if dtype == "int8":
             raise typer.BadParameter("int8 goes without --out, whose runs resume in float32", param_hint="--dtype")

@@ -25,7 +25,7 @@ def check_int8(dtype: str | None, calibration: str | None, tolerance: float | No
             raise typer.BadParameter("it goes with --dtype int8", param_hint=hint)
 
 
-def checked_dtype(dtype: str | None, calibration: str | None, tolerance: float | None) -> None:
+def check_options(dtype: str | None, calibration: str | None, tolerance: float | None) -> None:
     """Refuse another type than the two, and options that don't go together; before a network is fetched for them."""
     if dtype not in (None, "float32", "int8"):
         raise typer.BadParameter(f"float32 or int8, not {dtype!r}", param_hint="--dtype")
@@ -50,16 +50,17 @@ def narrowed(network: Any, dtype: str | None, calibration: str | None, tolerance
     if dtype != "int8":
         return network
     from zoo.commands.console import err
-    from zoo.prediction.int8 import in_int8
+    from zoo.kernels import fast
 
+    device = next(network.parameters()).device
     try:
-        quick, lines = in_int8(network, calibration, tolerance, progress=not quiet)
+        quick = fast(network, device, "int8", calibration=calibration, tolerance=tolerance, progress=not quiet)
     except ValueError as error:
         if not (found := getattr(error, "found", "")):  # of `NotCertified`, whose message speaks Python
             raise
         todo = f"give --calibration more images, --tolerance {wider}, or leave --dtype out"
         raise typer.BadParameter(f"{found}; {todo}", param_hint="--dtype") from None
     if not quiet:
-        for line in lines:
-            err.print(line, style="dim", soft_wrap=True, markup=False)
+        for proof in quick.proofs:
+            err.print(str(proof), style="dim", soft_wrap=True, markup=False)
     return quick

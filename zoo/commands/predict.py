@@ -30,7 +30,7 @@ from zoo.commands.console import (
     png,
     print_json,
 )
-from zoo.commands.int8 import CalibrationOption, DtypeOption, checked_dtype, narrowed
+from zoo.commands.int8 import CalibrationOption, DtypeOption, check_options, narrowed
 
 if TYPE_CHECKING:
     from zoo.commands.pictures import Picture
@@ -73,7 +73,7 @@ def predict(
     cls = model_class(model)
     built = build_options(option, cls)
     place = on_device(device)
-    checked_dtype(dtype, calibration, tolerance)
+    check_options(dtype, calibration, tolerance)
     given, left_out = pictures(images, picture)
     network = trained(cls, tag, progress=not quiet, frozen=frozen or None, weights_of=weights_of, **built).to(place)
     quick = narrowed(network, dtype, calibration, tolerance, "a smaller number", quiet=quiet)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -124,9 +123,8 @@ def test_info_tells_what_a_detector_is(capsys: pytest.CaptureFixture[str]) -> No
     assert "--weights FILE" in told
 
 
+@pytest.mark.nncf
 def test_int8_finds_the_same(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if importlib.util.find_spec("nncf") is None:  # not imported: it brings its telemetry, and a class for loggers
-        pytest.skip("nncf is not installed")
     (files / "calibration").mkdir()
     for number in range(64):
         pixels = np.zeros((64, 64, 3), np.uint8)

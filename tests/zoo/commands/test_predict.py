@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import tarfile
@@ -162,9 +161,8 @@ def test_an_empty_folder_is_one_message(tmp_path: Path, capsys: pytest.CaptureFi
     assert "empty' holds no images" in capsys.readouterr().err
 
 
+@pytest.mark.nncf
 def test_int8_is_certified_and_answers_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if importlib.util.find_spec("nncf") is None:  # not imported: it brings its telemetry, and a class for loggers
-        pytest.skip("nncf is not installed")
     images = torch.cat([natural_images((16, 3, 32, 32), torch.device("cpu"), seed) for seed in range(5)])
     for number, image in enumerate(images.sigmoid()):
         Image.fromarray((255 * image).byte().permute(1, 2, 0).numpy()).save(tmp_path / f"{number:02}.png")

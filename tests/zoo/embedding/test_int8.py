@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import torch
 from zoo.embedding import embed
 from zoo.networks.model import Model
 
-if importlib.util.find_spec("nncf") is None:  # not imported here: every worker would load it, and its telemetry
-    pytest.skip("nncf is not installed", allow_module_level=True)
+pytestmark = pytest.mark.nncf
 
 
 def test_vectors_are_near_float32s_and_certified(network: Model, photos: Path, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def _on_gpu(
             else:
                 told += fast.told
         except NotCertified as error:
-            proofs.append(max(error.certificates, key=lambda one: (one.top1 or 0, -one.error)))
+            proofs.append(error.nearest)
         except ValueError as error:
             told.append(f"{kind}: {error}")
     seconds = _timed({name: _waiting(call) for name, call in made.items()}, example)
@@ -247,7 +247,7 @@ def _auto(
             proofs.append(made.proof)
             found["int8"] = _ready(Fast(model, CPU, torch.float32, wanted.tune, False, wanted.progress, made), example)
         except NotCertified as error:
-            proofs.append(max(error.certificates, key=lambda one: (one.top1 or 0, -one.error)))
+            proofs.append(error.nearest)
         except ValueError as error:
             told.append(f"int8: {error}")
     seconds = _timed(dict(found), example)

@@ -25,13 +25,16 @@ WATCH = "zoo.watch"
 Bounds = tuple[float, float]
 UNKNOWN = (-math.inf, math.inf)
 WHOLE = (0.0, 0.0)
+"""Bounds of whole numbers, which are shapes and places and widen no others'."""
 LARGEST_WHOLE = 2.0**64
+"""Up to which whole numbers go that become real."""
 FEW = 1024
 """Elements up to which what follows from constants and shapes is computed here: the root of a head's width, say."""
 SAME = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Split", "VariadicSplit", "Slice", "StridedSlice", "Gather", "Concat"}
 SAME |= {"AvgPool", "MaxPool", "ReduceMean", "ReduceMax", "ReduceMin", "Pad", "Result", "Convert", "Broadcast", "Tile"}
 """Operations whose values lie between those of their inputs and 0."""
 DRAWS = {"RandomUniform", "Multinomial"}
+"""Operations that draw numbers, whatever they are given."""
 KNOWN: dict[str, Bounds] = {"Sigmoid": (0, 1), "HardSigmoid": (0, 1), "Tanh": (-1, 1), "Erf": (-1, 1), "Softmax": (0, 1)}
 KNOWN |= {"MVN": (-1e6, 1e6)}
 POSITIVE = {"Swish": -0.3, "HSwish": -0.4, "Gelu": -0.2, "Relu": 0.0, "Mish": -0.4}
@@ -214,7 +217,7 @@ def _key(port: Any) -> tuple[Any, int]:
 
 
 def _bounds(port: Any, bounds: dict[tuple[Any, int], Bounds]) -> Bounds:
-    """Say what bounds a value; whole numbers, the shape beside a map that is reshaped say, widen nothing."""
+    """Say what bounds a value."""
     return bounds.get(_key(port), UNKNOWN) if _real(port) else WHOLE
 
 
@@ -228,5 +231,5 @@ def largest(one: Bounds) -> float:
 
 
 def times(one: float, other: float) -> float:
-    """Multiply bounds: nothing is known of a product with what is unbounded, by 0 either."""
+    """Multiply bounds. What is unbounded may be infinite, and 0 times that is NaN: the product is unbounded."""
     return one * other if math.isfinite(one) and math.isfinite(other) else math.inf

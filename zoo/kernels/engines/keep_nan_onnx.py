@@ -177,7 +177,7 @@ def _values(node: Any, known: Mapping[str, np.ndarray], inner: Mapping[str, list
     one: Any = helper.make_model(helper.make_graph([node], "one", inputs, outputs), opset_imports=opsets)
     try:
         made: Any = ReferenceEvaluator(one).run(None, given)
-    except Exception:  # an operation that the reference lacks: nothing is known of it
+    except Exception:  # ONNX's reference raises whatever NumPy does, or that it lacks the operation: nothing is known of its values
         return {}
     return dict(zip(node.output, made, strict=True))
 

@@ -13,7 +13,7 @@ from zoo.kernels.comparing.copies import tensors_of
 from zoo.kernels.engines.build import build_cpu
 from zoo.kernels.quantizing.certificate import answers, distance
 from zoo.kernels.quantizing.quantized import LEAST, answers_alike, state_of
-from zoo.kernels.quantizing.tolerance import within
+from zoo.kernels.quantizing.tolerance import allowed_error
 from zoo.kernels.reports.built_plan import Built
 from zoo.kernels.tuning.choices import Choice
 from zoo.kernels.tuning.request import Request
@@ -80,7 +80,7 @@ def build_bfloat16(certified: Bfloat16, request: Request) -> Built:
         known: Any = Forced() if shape[0] == 1 else request.choices
         built = build_cpu(replace(request, choices=known))
         off = certified.off(lambda part: built.run([part]), shape[0])
-        if off <= within(certified.error, max(WORSE * certified.error, LEAST), certified.asked):
+        if off <= allowed_error(certified.error, max(WORSE * certified.error, LEAST), certified.asked):
             return built
         why = f"bfloat16 has an error of {off:.2g} here, and {certified.error:.2g} where it was certified"
     built = build_cpu(replace(request, options=replace(request.options, dtype=torch.float32)))

@@ -21,14 +21,14 @@ from zoo.kernels.plans.ranges import Scales
 from zoo.kernels.quantizing import keeping
 from zoo.kernels.quantizing.certificate import Certificate, distance
 from zoo.kernels.quantizing.quantized import LEAST, answers_alike, state_of
-from zoo.kernels.quantizing.tolerance import within
+from zoo.kernels.quantizing.tolerance import allowed_error
 from zoo.kernels.reports.built_plan import Built
 from zoo.kernels.tuning.binding import Weights
 from zoo.kernels.tuning.request import Request
 
 WORSE = 1.5
 """Times the certified error on the kept images that a plan's error on them may be."""
-FORMAT = 2
+FORMAT = 3
 KIND = "eight_bits"
 """Its folder in the cache, and the name of its facts in a file."""
 NUMBERS = ("largest", "clipped", "lost")
@@ -92,7 +92,7 @@ class EightBits:
     def limit(self) -> float:
         """The largest error on the kept images with which a plan passes; before there is a certificate any does."""
         asked = None if self.certificate is None else self.certificate.tolerance.error
-        return within(self.error, max(WORSE * self.error, LEAST), asked)
+        return allowed_error(self.error, max(WORSE * self.error, LEAST), asked)
 
     def apply(self, graph: Graph, places: dict[Node, Place]) -> None:
         """Let a graph's layers compute in 8 bits."""

@@ -67,48 +67,48 @@ def gather(network: nn.Module, calibration: Any, check: Any = None, labels: Any 
     size = tuple(pixels.shape[1:])
     if check is not None:
         compared = _pixels(network, check, "check", size)
-        known = _labels(labels, len(compared), "check")
+        compared, known, others = _once(compared, _labels(labels, len(compared), "check"), "check", FEWEST)
+        pixels, _, digests = _once(pixels, None, "calibration", FEWEST)
+        if both := len(set(digests[:CALIBRATE]) & set(others)):
+            raise ValueError(
+                f"{both} of the {len(compared)} images to compare on are calibration images too, which prove nothing; leave copies out"
+            )
+        pixels = pixels[:CALIBRATE]
     else:
-        known = _labels(labels, len(pixels), "calibration")
         halved = "; half of them are set aside to compare on"
-        _enough(pixels, 2 * FEWEST, "calibration", halved)
-        _differ(pixels, "calibration")
-        first = _firsts(pixels)
-        _enough(pixels[first], 2 * FEWEST, "calibration without copies", halved)
-        pixels, known = _once(pixels, known, first, "calibration")
+        pixels, known, _ = _once(pixels, _labels(labels, len(pixels), "calibration"), "calibration", 2 * FEWEST, halved)
         order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))  # a folder is sorted by classes
         count = min(len(pixels) // 2, CALIBRATE)
         pixels, compared = pixels[order[:count]], pixels[order[count:]]
         known = None if known is None else known[order[count:]]
-    pixels = pixels[:CALIBRATE]
-    seen = {digest_of(image) for image in pixels}
-    both = sum(digest_of(image) in seen for image in compared)
-    if both:
-        raise ValueError(
-            f"{both} of the {len(compared)} images to compare on are calibration images too, which prove nothing; leave copies out"
-        )
     for what, given in (("calibration", pixels), ("check", compared)):
-        _enough(given, FEWEST, what)
         _differ(given, what)
-    compared, known = _once(compared, known, _firsts(compared), "check")
     noise = max(_noisy(pixels), _noisy(compared))
     reason = f"neighbouring pixels of {100 * noise:.0f} % of the images are unrelated: they look like noise, not like photographs"
-    reason = reason if noise > NOISY else ""
-    return _images(pixels, compared, known, reason)
+    return _images(pixels, compared, known, reason if noise > NOISY else "")
 
 
-def _firsts(images: Tensor) -> list[int]:
-    """Return the indices of images that no earlier one is a copy of."""
-    return sorted({digest_of(image): index for index, image in reversed([*enumerate(images)])}.values())
+def _once(images: Tensor, labels: Tensor | None, what: str, least: int, more: str = "") -> tuple[Tensor, Tensor | None, list[str]]:
+    """Leave copies of images out, and say so; return what is left, with its labels and digests.
 
-
-def _once(images: Tensor, labels: Tensor | None, first: list[int], what: str) -> tuple[Tensor, Tensor | None]:
-    """Leave copies of images out, and say so."""
-    if len(first) == len(images):
-        return images, labels
-    said = f"{len(images) - len(first)} of the {len(images)} {what} images are copies of others: each counts once"
-    warnings.warn(said, stacklevel=stacklevel())
-    return images[first], None if labels is None else labels[first]
+    Raises:
+        ValueError: fewer are left than `least`; `more` is what to say of that number.
+    """
+    fewest = f"and {least} are the fewest that say something{more}"
+    if len(images) < least:
+        raise ValueError(f"{what} has {len(images)} images, {fewest}")
+    digests = [digest_of(image) for image in images]
+    first = sorted({digest: index for index, digest in reversed([*enumerate(digests)])}.values())
+    if len(first) < FEWEST:
+        raise ValueError(
+            f"only {len(first)} of the {len(images)} {what} images are different, and {FEWEST} are the fewest that say something"
+        )
+    if len(first) < least:
+        raise ValueError(f"{what} without copies has {len(first)} images, {fewest}")
+    if len(first) < len(images):
+        said = f"{len(images) - len(first)} of the {len(images)} {what} images are copies of others: each counts once"
+        warnings.warn(said, stacklevel=stacklevel())
+    return images[first], None if labels is None else labels[first], [digests[index] for index in first]
 
 
 def made_up(shape: tuple[int, ...]) -> Images:
@@ -220,18 +220,8 @@ def _labels(labels: Any, count: int, what: str) -> Tensor | None:
     return found.long().cpu()
 
 
-def _enough(images: Tensor, least: int, what: str, more: str = "") -> None:
-    if len(images) < least:
-        raise ValueError(f"{what} has {len(images)} images, and {least} are the fewest that say something{more}")
-
-
 def _differ(images: Tensor, what: str) -> None:
-    """Refuse images that are one and the same, or flat."""
-    distinct = len({digest_of(image) for image in images})
-    if distinct < FEWEST:
-        raise ValueError(
-            f"only {distinct} of the {len(images)} {what} images are different, and {FEWEST} are the fewest that say something"
-        )
+    """Refuse images that are nearly one and the same, or flat."""
     spread, between = images.std().item(), images.std(0).mean().item()
     if between <= ALIKE * max(spread, 1e-12):
         raise ValueError(

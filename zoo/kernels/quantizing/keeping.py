@@ -104,7 +104,7 @@ def _digest(tensors: dict[str, Tensor], facts: dict[str, Any]) -> str:
 
 
 def cached(kind: str, digest: str, load: Callable[[Path], K]) -> K | None:
-    """Return what was kept under a digest; None where nothing was, or it can't be read: what is damaged goes, and a warning says so."""
+    """Return what was kept under a digest; None where nothing was, or it can't be read. A damaged file is deleted with a warning."""
     path = _place(kind, digest)
     try:
         found = load(path)

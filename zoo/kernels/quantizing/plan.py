@@ -65,21 +65,18 @@ def build_int8(quantized: Quantized, request: Request) -> Built:
     with bar("choosing kernels", request.options.progress) as progress, phase("making and timing engines"):
         say: Callable[[str], None] = (lambda text: None) if progress is None else (lambda text: progress(0, 1, text))
         trial = Trial(_same(quantized, form, example[0]), say)
-        engines = _engines(quantized, form, shape[0])
-        for engine in [one for one in engines if known is not None and one.name == known.op] or engines:
-            trial.admit(engine)
-        if not trial.calls and known is not None:  # what has won once can't be made any more
-            known = None
-            for engine in engines:
+        for engine in sorted(_engines(quantized, form, shape[0]), key=lambda one: known is None or one.name != known.op):
+            if known is None or known.op not in trial.calls:  # what has won before comes first, and needs no other beside it
                 trial.admit(engine)
         if not trial.calls:
             return single("; ".join(f"{name}: {reason}" for name, reason in trial.refused.items()))
-        if known is None or known.op not in trial.calls:
-            known, (seconds, winner) = None, fastest(trial, example, BUDGET)
+        if known is not None and known.op in trial.calls:
+            seconds, winner, replaced = {known.op: known.us / 1e6}, known.op, known.aten_us
         else:
-            seconds, winner = {known.op: known.us / 1e6}, known.op
+            seconds, winner = fastest(trial, example, BUDGET)
+            replaced = 0.0
         itself = Plain(model)
-        if not (replaced := 0.0 if known is None else known.aten_us):
+        if not replaced:
             itself(*example)  # the first call prepares, for longer than it computes
             replaced = 1e6 * undisturbed(turn(itself, example))
     choices.put(key, Choice(winner, {}, 1e6 * seconds[winner], replaced, len(seconds)))

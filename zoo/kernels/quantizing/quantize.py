@@ -44,6 +44,16 @@ class NotCertified(ValueError):
         super().__init__(message)
         self.certificates, self.found = certificates, found or message
 
+    @property
+    def nearest(self) -> Certificate:
+        """The certificate of the candidate that is nearest to float32."""
+        return nearest(self.certificates)
+
+
+def nearest(certificates: list[Certificate]) -> Certificate:
+    """Return the one with the most equal classes, and of these the one with the least error."""
+    return max(certificates, key=lambda one: (one.top1 or 0, -one.error))
+
 
 def quantized(network: nn.Module, images: Images, tolerance: Tolerance, classifies: bool, say: Say = lambda text: None) -> Quantized:
     """Return a network in int8 whose certificate keeps the tolerance; from the cache, where it was made of the same before.
@@ -79,7 +89,7 @@ def quantized(network: nn.Module, images: Images, tolerance: Tolerance, classifi
     why = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
     if not refused:
         raise ValueError(f"{called(network)} can't be quantised: {why}")
-    best = max(refused, key=lambda one: (one.top1 or 0, -one.error))
+    best = nearest(refused)
     found = (
         f"int8 is refused for {called(network)}: of {len(refused)} candidates the nearest to float32 has {best.shares()} on "
         f"{best.images} held-out images, and the tolerance asks for a {tolerance}" + (f" ({why})" if why else "")

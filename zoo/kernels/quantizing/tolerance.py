@@ -73,7 +73,7 @@ def _percent(name: str, number: Any) -> str:
     return f"; write {number:g} % as {number / 100:g}" if percent else ""
 
 
-def within(certified: float, limit: float, asked: float | None) -> float:
+def allowed_error(certified: float, limit: float, asked: float | None) -> float:
     """Return up to which error a plan of another batch size passes: no further than was asked, or than what was certified is.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.kernels.quantizing.certificate import Certificate, Reference, answers, compare, paired, wilson
-from zoo.kernels.quantizing.tolerance import Tolerance, tolerance_of, within
+from zoo.kernels.quantizing.tolerance import Tolerance, allowed_error, tolerance_of
 
 ROWS = torch.eye(8).repeat(5, 1) * 4 + torch.arange(8) / 10
 
@@ -162,7 +162,7 @@ def test_labels_that_are_no_classes_of_the_network_are_refused(labels: int, clas
 
 
 def test_a_plan_of_another_batch_is_held_to_what_was_asked() -> None:
-    assert within(0.001, 0.005, None) == 0.005
-    assert within(0.001, 0.005, 0.002) == 0.002
-    assert within(0.003, 0.0045, 0.002) == 0.003, "the images that are kept are a few, and may lie further off than all"
-    assert within(0.001, 0.0015, 0.1) == 0.0015
+    assert allowed_error(0.001, 0.005, None) == 0.005
+    assert allowed_error(0.001, 0.005, 0.002) == 0.002
+    assert allowed_error(0.003, 0.0045, 0.002) == 0.003, "the images that are kept are a few, and may lie further off than all"
+    assert allowed_error(0.001, 0.0015, 0.1) == 0.0015

@@ -272,6 +272,12 @@ def test_a_plan_is_held_to_the_certified_error(made: EightBits, error: float, pa
     assert "int8: relative error" in str(found)
 
 
+def test_a_plan_is_held_to_what_was_asked(made: EightBits) -> None:
+    certified = replace(made, error=0.02)
+    assert certified.limit == pytest.approx(0.03)
+    assert replace(certified, certificate=replace(made.certificate, tolerance=Tolerance(error=0.025))).limit == 0.025
+
+
 def test_before_there_is_a_certificate_any_error_passes(made: EightBits) -> None:
     new = replace(made, error=float("inf"), certificate=None)
     assert new.compare([[torch.zeros_like(made.right[0])]]).passes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import io
 import json
 import logging
@@ -16,9 +15,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from tests.zoo.kernels.quantizing.pictures import Tiny, shapes
+from zoo import ResNet20, features, trained
 from zoo.kernels import Fast, fast, plain, why
 from zoo.kernels.api import precisions
 from zoo.kernels.engines.export import Form
@@ -27,8 +28,7 @@ from zoo.kernels.quantizing import quantized as stored
 from zoo.kernels.quantizing.quantize import NotCertified
 from zoo.kernels.quantizing.tolerance import Tolerance
 
-if importlib.util.find_spec("nncf") is None:  # not imported here: every worker would load it, and its telemetry
-    pytest.skip("nncf is not installed", allow_module_level=True)
+pytestmark = pytest.mark.nncf
 LOOSE = {"error": 0.3}
 
 
@@ -205,6 +205,34 @@ def test_another_processor_is_held_to_what_was_asked(int8: Fast, monkeypatch: py
         found = replace(certified, certified=certified.right, certificate=certificate).checked()
         assert found.proof.state == state, found.proof.rechecked
         assert ("further from float32 here than was asked" in found.broken) == (state == "UNPROVEN")
+
+
+@pytest.mark.parametrize(("flips", "state"), [(1, "proven"), (2, "UNPROVEN")])
+def test_another_processor_keeps_the_classes_that_were_certified(
+    flips: int, state: str, int8: Fast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the eight may lie between two classes, where another rounding decides; two are no such chance."""
+    certified = int8.quantized
+    assert isinstance(certified, stored.Quantized)
+    monkeypatch.setattr(stored, "machine", lambda engine: "another processor; avx2; openvino 1")
+    monkeypatch.setattr(stored, "LEAST", 10.0)
+    (here,) = (one.clone() for one in certified.certified)
+    here[:flips] = here[:flips].roll(1, 1)
+    certificate = replace(certified.certificate, tolerance=Tolerance(top1=0.5), top1=certified.certificate.images)
+    found = replace(certified, certified=(here,), certificate=certificate).checked()
+    assert found.proof.state == state
+    assert ("2 of 8 images have another class here" in found.broken) == (flips == 2)
+
+
+def test_layers_of_a_trained_network_read_a_folder_as_it_does(own_cache: Path, tmp_path: Path) -> None:
+    for index, image in enumerate(shapes(70, 32).sigmoid()):
+        Image.fromarray((255 * image).byte().permute(1, 2, 0).numpy()).save(tmp_path / f"{index:02}.png")
+    network = features(trained(ResNet20), at="embedding")
+    model = fast(network, "cpu", "int8", calibration=str(tmp_path), tolerance={"error": 0.5}, progress=False)
+    assert model.proofs[0].images == 35
+    untrained = features(ResNet20(), at="embedding")
+    with pytest.raises(ValueError, match="ResNet20 has no checkpoint"):
+        fast(untrained, "cpu", "int8", calibration=str(tmp_path), progress=False)
 
 
 def test_auto_keeps_the_certificates_of_all_precisions(int8: Fast) -> None:
