@@ -6,10 +6,10 @@ gets a step without its numbers, launches the kernel on memory that it never tou
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -23,14 +23,22 @@ from typing import IO, Any, Protocol
 
 import torch
 
+from zoo.kernels.compilation import fingerprint
 from zoo.kernels.compilation.cache_notes import Compiled
+from zoo.kernels.compilation.fork_server import Forked, ForkServer, serve
 from zoo.kernels.measuring.stopwatch import phase, still_wanted
 
 MOST = 16
-"""Processes at a time; each takes about 0.4 GB."""
+"""Processes at a time."""
+
+FEW_CORES = 4
+"""Up to so many cores compile all; of more, one is left to the caller, who traces and compares meanwhile."""
 
 WORTH = 5
 """Missing kernels for which processes are started where a launch could compile them too: they need some seconds to start."""
+
+BEGIN = f"from {fingerprint.__name__} import begin; begin(); from {__name__} import main; main()"
+"""What a process that forks runs: the fingerprint is made while torch is imported."""
 
 _log = logging.getLogger("zoo.kernels")
 _expected: set[Path] = set()
@@ -77,8 +85,10 @@ class Compilers:
     """
 
     def __init__(self, capability: tuple[int, int], worth: int = WORTH) -> None:
-        self._arguments, self._worth = [target(capability)], worth
-        self._idle: list[subprocess.Popen[bytes]] = []
+        self._target, self._worth = target(capability), worth
+        self._server: ForkServer | None = None
+        self._idle: list[Forked] = []
+        self._starting = threading.Lock()
         self._closed = False
         self._begun: threading.Thread | None = None
 
@@ -89,7 +99,8 @@ class Compilers:
         """
         if about < self._worth:
             return
-        compiled = Compiled(self._arguments[0])
+        fingerprint.begin()
+        compiled = Compiled(self._target)
         if not compiled.empty() or compiled.place in _expected:
             return
         _expected.add(compiled.place)
@@ -98,7 +109,7 @@ class Compilers:
     def prepare(self, tasks: Sequence[Work]) -> None:
         """Start the processes that `compile` will use for these tasks, if it will; they are ready after some seconds."""
         if len(tasks) >= self._worth:
-            missing = _missing([task.key for task in tasks], tasks, Compiled(self._arguments[0]))
+            missing = _missing([task.key for task in tasks], tasks, Compiled(self._target))
             if len(missing) >= self._worth:
                 self._processes(len(missing))
 
@@ -143,7 +154,7 @@ class Compilers:
         if len(tasks) < self._worth:
             return set(range(len(tasks)))
         keys = [task.key for task in tasks]
-        compiled = Compiled(self._arguments[0])
+        compiled = Compiled(self._target)
         missing = _missing(keys, tasks, compiled)
         if len(missing) >= self._worth:
             with phase("compiling"):
@@ -172,10 +183,7 @@ class Compilers:
                 still_wanted()
                 if late := until is not None and time.monotonic() > until:
                     waiting.clear()
-                    for process, thread in zip(processes, threads, strict=True):
-                        if thread.is_alive():
-                            process.kill()
-                            process.wait()
+                    self.rest()
                 if progress is not None:
                     progress(len(done), len(tasks), tasks[done[-1] if done else 0].name)
                 next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
@@ -185,39 +193,47 @@ class Compilers:
             raise
         finally:
             compiled.add([tasks[index].key for index in list(done)], [tasks[one.index].key for one in list(failed) if one.always])
-        for process in (gone := [process for process in processes if process.poll() is not None]):
-            _end(process)
-        self._idle = [process for process in processes if process not in gone]
+        self._idle = self._there(processes)
         for failure in failed:
             _log.debug("not compiled: %s", failure.reason)
         return not (done or failed or late)
 
-    def _processes(self, tasks: int) -> list[subprocess.Popen[bytes]]:
+    def _processes(self, tasks: int) -> list[Forked]:
         """Return as many processes as tasks and cores ask for, those that are still there and new ones."""
-        for process in [process for process in self._idle if process.poll() is not None]:
-            self._idle.remove(process)
-            _end(process)
-        wanted = min(MOST, tasks, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+        self._idle = self._there(self._idle)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with suppress(OSError):  # fewer will do
-            while len(self._idle) < wanted:
+            while len(self._idle) < min(MOST, tasks, cores - (cores > FEW_CORES)):
                 self._idle.append(self._start())
         return self._idle
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        if self._closed:
-            raise OSError("no more is to be compiled")
-        command = [sys.executable, "-c", f"from {__name__} import main; main()", *self._arguments]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=_environment())
-        if self._closed:  # meanwhile
-            _end(process)
-            raise OSError("no more is to be compiled")
-        return process
+    @staticmethod
+    def _there(processes: Sequence[Forked]) -> list[Forked]:
+        """Return those that have not ended."""
+        there = [process for process in processes if not process.has_ended()]
+        for process in processes:
+            if process not in there:
+                process.close()
+        return there
+
+    def _start(self) -> Forked:
+        with self._starting:
+            if self._closed:
+                raise OSError("no more is to be compiled")
+            if self._server is None or self._server.has_ended():
+                loaded = [name for name in sys.modules if name.startswith("zoo.kernels.")]  # tasks are of these
+                command = [sys.executable, "-c", BEGIN, self._target, *loaded]
+                self._server = ForkServer(command, _environment())
+            return self._server.fork()
 
     def rest(self) -> None:
         """End the processes until there is something to compile again."""
+        with self._starting:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
         for process in self._idle:
-            _end(process)
+            process.close()
         self._idle = []
 
     def close(self) -> None:
@@ -243,15 +259,6 @@ def _missing(keys: Sequence[str], tasks: Sequence[Work], compiled: Compiled) -> 
     return missing
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(OSError):  # what it was still to be told
-                pipe.close()
-
-
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
@@ -259,8 +266,8 @@ def _environment() -> dict[str, str]:
 
 def _feed(
     place: int,
-    processes: list[subprocess.Popen[bytes]],
-    start: Callable[[], subprocess.Popen[bytes]],
+    processes: list[Forked],
+    start: Callable[[], Forked],
     tasks: Sequence[Work],
     waiting: deque[int],
     done: list[int],
@@ -269,8 +276,6 @@ def _feed(
     """Give a process one task after the other until none is left; another takes its place if a compiler dies, unless it never began."""
     while waiting:
         process, answers, index = processes[place], 0, -1
-        assert process.stdin is not None
-        assert process.stdout is not None
         with suppress(IndexError, OSError, EOFError, ValueError, pickle.UnpicklingError):  # ValueError: `close` has closed the pipe
             while True:
                 index = waiting.popleft()
@@ -284,7 +289,7 @@ def _feed(
         if not answers or not waiting:
             return
         failed.append(Failure(index, f"{tasks[index].name}: the compiler died", False))
-        _end(process)
+        process.close()
         with suppress(OSError):
             processes[place] = start()
 
@@ -331,14 +336,24 @@ def _build_launcher(kernel: Any) -> None:
 
 
 def main() -> None:
-    """Compile what comes in, until nothing does; answer each task with nothing, or with why it could not be compiled."""
+    """Import what compiling takes, then fork a process that compiles for whoever asks for one."""
+    from zoo.kernels import ops
+
     stop_at_launch(int(sys.argv[1]))
-    pipe, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # a print of somebody's would be read as an answer
     torch.set_num_threads(1)
+    ops.discover()
+    for name in sys.argv[2:]:
+        with suppress(ImportError):  # whoever needs it says so
+            importlib.import_module(name)
+    fingerprint.finish()
+    serve(_compile_what_comes)
+
+
+def _compile_what_comes(tasks: IO[bytes], answers: IO[bytes]) -> None:
+    """Compile until nothing more comes in; answer each task with nothing, or with why it could not be compiled."""
     while True:
         try:
-            task: Work = pickle.load(pipe)
+            task: Work = pickle.load(tasks)
         except EOFError:
             return
         try:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from zoo.kernels.comparing.precision import products
 from zoo.kernels.ops._activation import ACTIVATIONS
@@ -104,13 +105,26 @@ def mean_inputs(graph: Graph, places: dict[Node, Place], kinds: Sequence[Sequenc
             if node.op == "conv":
                 found.setdefault(key(node), []).append(taps(node, inputs))
 
-        with torch.no_grad(), products(tf32=False):
+        with torch.no_grad(), products(tf32=False), _DepthwiseInRows():
             for tensors in batches:
                 images = [t.float() if t.is_floating_point() else t for t in tensors]
                 images = [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in images]
                 program.run([[image] * len(program.forms[node]) for node, image in zip(graph.inputs, images, strict=True)], probe)
         measured.append(found)
     return {name: torch.stack([torch.stack(found[name]).mean(0) for found in measured]).cpu() for name in measured[0]}
+
+
+class _DepthwiseInRows(TorchFunctionMode):
+    """Depthwise convolutions of maps whose channels lie apart: PyTorch has a kernel for these, and cuDNN takes seconds to make others.
+
+    It is of this thread alone.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.conv2d and kwargs.get("groups", args[6] if len(args) > 6 else 1) == args[0].shape[1] > 1:
+            args = (args[0].contiguous(), args[1].contiguous(), *args[2:])
+        return func(*args, **kwargs)
 
 
 def taps(node: Node, inputs: list[Any]) -> Tensor:
@@ -126,10 +140,9 @@ def taps(node: Node, inputs: list[Any]) -> Tensor:
     x = F.pad(x, (left, right, top, bottom))
     (_, _, kh, kw), (down, along), (sh, sw) = a["weight"].shape, a["dilation"], a["stride"]
     height, width = (node.shape[2] - 1) * sh + 1, (node.shape[3] - 1) * sw + 1
-    seen = [
-        x[:, :, i * down : i * down + height : sh, j * along : j * along + width : sw].mean((0, 2, 3)) for i in range(kh) for j in range(kw)
-    ]
-    return torch.stack(seen, 1).view(-1, kh, kw)
+    rows = x.unfold(2, height, down)[:, :, :kh, :, ::sh]  # (N, C, KH, W, H'): each tap's rows
+    seen = rows.unfold(3, width, along)[:, :, :, :kw, :, ::sw]
+    return seen.mean((0, 4, 5))
 
 
 def rounded(weight: Tensor, means: Tensor, dtype: torch.dtype) -> Tensor:

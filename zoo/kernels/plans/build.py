@@ -104,6 +104,9 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
         def again(islands: bool) -> tuple[Graph, dict[Node, Place]]:
             return understand(network, typed[0], typed[1], options.device, islands, options.dtype)
 
+        with phase("reference"):  # drawn by the processor, before processes want it too
+            count = len(tensors[0]) if tensors[0].dim() else 1
+            batches = _batches(typed, tensors, options.device) if narrowing is None else narrowing.batches(count, options.device)
         compiles = options.tune != "none" or not weights.planned  # of later shapes, guesses share most kernels with the first's
         with phase("starting processes"):
             compilers.expect(sum(bool(layer._parameters) for layer in network.modules()) if compiles else 0)
@@ -118,7 +121,6 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
             elif narrowing is None and compiles:
                 _begin(compilers, graph, places, setting, request)
         with phase("reference"):
-            batches = _batches(typed, tensors, options.device) if narrowing is None else narrowing.batches(len(tensors[0]), options.device)
             reference: Any = narrowing or do(lambda: Reference(network, options.device, options.dtype, options.tf32, batches))
         if not math.isfinite(reference.eager):
             raise Untraceable(f"plain eager itself gives infinity or NaN in {options.dtype}; take a dtype with a larger range")

@@ -18,6 +18,7 @@ from preloaded import compiler
 
 import zoo
 from tests.zoo.kernels.works import SETTING, norm_of, tasks_of
+from zoo.kernels.compilation import fork_server
 from zoo.kernels.compilation import workers as compiling
 from zoo.kernels.compilation.cache_notes import NAME, Compiled
 from zoo.kernels.compilation.workers import Compilers
@@ -165,8 +166,7 @@ def test_processes_that_were_started_before_are_those_that_compile(cache: Path, 
         assert not compilers._idle
         compilers.prepare(works)
         dead, *_ = compilers._idle
-        dead.kill()
-        dead.wait()
+        dead.close()
         compilers.prepare(works)
         began = list(compilers._idle)
         assert began
@@ -176,13 +176,13 @@ def test_processes_that_were_started_before_are_those_that_compile(cache: Path, 
             assert compilers.compile(works) == set(range(6))
         assert compilers._idle == began
         compilers.rest()
-        assert all(process.poll() is not None for process in began)
+        assert all(process.has_ended() for process in began)
         compilers.prepare(works)
         assert not compilers._idle  # all of them are compiled
         compilers.prepare([Easy(number) for number in range(6, 12)])
         again = list(compilers._idle)
         assert again
-    assert all(process.poll() is not None for process in again)
+    assert all(process.has_ended() for process in again)
 
 
 def test_what_was_begun_is_waited_for_and_ends_with_the_rest(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_what_was_begun_is_waited_for_and_ends_with_the_rest(cache: Path, monkey
     assert thread is not None
     assert not thread.is_alive()
     assert processes
-    assert all(process.poll() is not None for process in [*processes, *compilers._idle])
+    assert all(process.has_ended() for process in [*processes, *compilers._idle])
 
 
 def test_processes_start_early_where_nothing_was_ever_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_what_can_never_be_compiled_is_tried_once(cache: Path, monkeypatch: pyte
     works = [*(Wrong(number) for number in range(6)), *(Easy(number) for number in range(6)), *(Full(number) for number in range(4))]
     with closing(Compilers((9, 0))) as compilers:
         assert compilers.compile(works) == set(range(6, 12))
-    monkeypatch.setattr(compiling.subprocess, "Popen", None)
+    monkeypatch.setattr(fork_server.subprocess, "Popen", None)
     with closing(Compilers((9, 0))) as compilers:
         assert compilers.compile(works) == set(range(6, 16))  # what had no room is left to its first call
 
@@ -255,7 +255,7 @@ def test_what_has_one_key_is_compiled_once(cache: Path, monkeypatch: pytest.Monk
             range(20)
         )
         assert totals == {5}
-        monkeypatch.setattr(compiling.subprocess, "Popen", None)
+        monkeypatch.setattr(fork_server.subprocess, "Popen", None)
     with closing(Compilers((9, 0))) as compilers:
         assert compilers.compile([Easy(number % 6) for number in range(20)]) == set(range(20))  # one is missing, however often
 
@@ -272,7 +272,7 @@ def test_an_interrupt_leaves_no_compiler_behind(cache: Path, monkeypatch: pytest
         compilers.compile([norm_of(16 * channels) for channels in range(1, 9)], progress=interrupt)
     time.sleep(0.5)  # for whoever would begin another one
     assert begun
-    assert all(process.poll() is not None for process in begun)
+    assert all(process.has_ended() for process in begun)
 
 
 def test_what_is_compiled_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_what_is_compiled_is_compiled_once(cache: Path, monkeypatch: pytest.Monk
         more = [norm_of(channels) for channels in (48, 56, 64, 72, 80)]
         assert compilers.compile([*more, *works], progress=lambda done, total, name: totals.add(total)) == set(range(10))
     assert totals == {5}
-    monkeypatch.setattr(compiling.subprocess, "Popen", None)
+    monkeypatch.setattr(fork_server.subprocess, "Popen", None)
     with closing(Compilers((9, 0))) as compilers:
         assert compilers.compile([*works, *more]) == set(range(10))  # by none
     assert not any(Compiled("80").has(work.key) for work in works)  # another GPU
@@ -317,7 +317,7 @@ def test_notes_that_cannot_be_read_or_written_are_none(cache: Path) -> None:
 
 
 def test_few_kernels_are_left_to_their_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling.subprocess, "Popen", None)
+    monkeypatch.setattr(fork_server.subprocess, "Popen", None)
     tasks = tasks_of(zoo.SqueezeNet1_1, 64)[:3]
     assert Compilers((9, 0)).compile(tasks) == {0, 1, 2}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import zoo
 from tests.zoo.kernels.networks import settled
@@ -66,6 +67,37 @@ class Two(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.relu(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options"), [(3, {}), (5, {"stride": 2}), ((3, 2), {"padding": (0, 2), "dilation": 2}), (1, {"stride": 3})]
+)
+def test_means_are_those_of_what_each_tap_reads(kernel: Any, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, kernel, **options).eval()
+    x = torch.randn(2, 3, 11, 13)
+    graph, places = understand(conv, (x,), {})
+    found = mean_inputs(graph, places, [[[x]]], Setting(CPU, torch.bfloat16))[key(next(n for n in graph.nodes if n.op == "conv"))]
+    patches = nn.functional.unfold(x, conv.kernel_size, conv.dilation, conv.padding, conv.stride)  # pyright: ignore[reportArgumentType]
+    torch.testing.assert_close(found[0], patches.mean((0, 2)).view(3, *conv.kernel_size))
+
+
+def test_depthwise_convolutions_are_given_maps_whose_channels_lie_apart() -> None:
+    seen: list[tuple[int, bool]] = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is nn.functional.conv2d:
+                seen.append(((kwargs or {}).get("groups", args[6] if len(args) > 6 else 1), args[0].is_contiguous()))
+            return func(*args, **(kwargs or {}))
+
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 1)).eval()
+    x = torch.randn(2, 3, 12, 12)
+    graph, places = understand(model, (x,), {})
+    with Watching():
+        mean_inputs(graph, places, [[[x]]], Setting(CPU, torch.bfloat16))
+    assert (16, True) in seen
+    assert {apart for groups, apart in seen if groups == 1} == {False}
 
 
 def test_rounding_leaves_the_means_of_both_kinds_where_they_were() -> None:

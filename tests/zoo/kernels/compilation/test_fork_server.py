@@ -1,0 +1,145 @@
+"""Processes that one forks are there at once, and end with whoever asked for them, whatever they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from zoo.kernels.compilation.fork_server import Forked, ForkServer
+
+ROOT = Path(__file__).parents[4]
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from zoo.kernels.compilation.fork_server import serve
+
+def work(told, answers):
+    answers.write(b"%d %d\\n" % (os.getpid(), os.getppid()))
+    answers.flush()
+    for line in told:
+        if line == b"stick\\n":
+            time.sleep(600)
+        if line == b"die\\n":
+            os._exit(9)
+        answers.write(line.upper())
+        answers.flush()
+
+serve(work)
+"""
+
+
+class Closing(ForkServer):
+    """Closes what it has forked too, as its users do."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__([sys.executable, "-c", program], os.environ)
+        self.forked: list[Forked] = []
+
+    def fork(self) -> Forked:
+        self.forked.append(super().fork())
+        return self.forked[-1]
+
+
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
+    server = Closing(PROGRAM.format(root=str(ROOT)))
+    yield server
+    server.close()
+    for process in server.forked:
+        process.close()
+
+
+def numbers(process: Forked) -> tuple[int, int]:
+    own, parent = process.stdout.readline().split()
+    return int(own), int(parent)
+
+
+def ask(process: Forked, line: bytes) -> bytes:
+    process.stdin.write(line)
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+def gone(number: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet counts."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_processes_are_forks_of_one_and_answer_apart(server: ForkServer) -> None:
+    processes = [server.fork() for _ in range(3)]  # before it can have begun
+    own, parents = zip(*map(numbers, processes), strict=True)
+    assert len(set(own)) == 3
+    assert len(set(parents)) == 1
+    assert [ask(process, b"%d a\n" % number) for number, process in enumerate(processes)] == [b"0 A\n", b"1 A\n", b"2 A\n"]
+    assert not any(process.has_ended() for process in processes)
+
+
+def test_one_that_dies_takes_no_other_along(server: ForkServer) -> None:
+    dies, stays = server.fork(), server.fork()
+    number, _ = numbers(dies)
+    numbers(stays)
+    assert ask(dies, b"die\n") == b""
+    assert dies.has_ended()
+    assert gone(number)
+    assert ask(stays, b"b\n") == b"B\n"
+    assert not server.has_ended()
+
+
+def test_one_that_is_told_nothing_more_ends(server: ForkServer) -> None:
+    process = server.fork()
+    number, _ = numbers(process)
+    process.close()
+    assert process.has_ended()
+    assert gone(number)
+
+
+def test_closing_ends_a_process_that_is_stuck(server: ForkServer) -> None:
+    process = server.fork()
+    number, _ = numbers(process)
+    process.stdin.write(b"stick\n")
+    process.stdin.flush()
+    server.close()
+    assert gone(number)
+    assert process.has_ended()
+    with pytest.raises(OSError, match=r"."):
+        server.fork()
+
+
+def test_a_server_that_is_killed_takes_its_processes_along(server: ForkServer) -> None:
+    process = server.fork()
+    number, parent = numbers(process)
+    process.stdin.write(b"stick\n")
+    process.stdin.flush()
+    os.kill(parent, signal.SIGKILL)
+    assert gone(number)
+    assert process.has_ended()
+    server._process.wait()
+    assert server.has_ended()
+
+
+def test_a_server_that_never_begins_has_no_processes() -> None:
+    server = ForkServer(["/bin/false"], os.environ)
+    with suppress(OSError):  # it may be gone already
+        process = server.fork()
+        assert process.stdout.readline() == b""
+        assert process.has_ended()
+        process.close()
+    server.close()
+    with pytest.raises(OSError, match=r"."):
+        ForkServer(["/no/such/program"], os.environ)
