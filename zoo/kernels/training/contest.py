@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,8 +94,14 @@ class Contest:
                 if operators >= SURE * served.us:
                     self._keep(served, operators)
                     return served
-            for way, replay in self._ways(without, counted, recompute, beside, [known] if known else list(WAYS[1:])):
-                served = self._better(way, replay, served)
+            refused = False
+            for way in [known] if known else WAYS[1:]:
+                if way == "whole" and not known and not refused and self._is_little(without):
+                    continue  # what lies between chains was the whole, and would be compiled twice
+                steps, _, _ = steps_of(self.recording, without_any(self.recording) if way == "whole" else without)
+                replay = compiled(self.recording, steps, counted, self.compiler, recompute, beside)
+                if replay is not None:  # something is left between chains
+                    served, refused = self._better(way, replay, served)
         if not known:
             self._keep(served, chains_us)
         return served
@@ -110,35 +116,28 @@ class Contest:
             self.times.choices.put(self.key, Choice(served.way, us=round(served.us or 0.0, 2), aten_us=round(other or 0.0, 2)))
             self.times.save()
 
-    def _better(self, way: str, replay: Replay, served: Won) -> Won:
-        """Return a way that is faster than what is served and right, else that, with a note why."""
+    def _is_little(self, without: Without) -> bool:
+        """Tell whether chains stand for next to nothing of the network."""
+        taken = sum(len(chain.calls) for chain in steps_of(self.recording, without)[1] if not chain.note)
+        return taken < FEW * len(self.recording.calls)
+
+    def _better(self, way: str, replay: Replay, served: Won) -> tuple[Won, bool]:
+        """Return a way that is faster than what is served and right, else that, with a note why; and whether it was refused."""
         try:
             us = self.clock(self._step(replay))
             if served.us is not None and us > FASTER * served.us:
                 served.notes.append(f"{_SAID[way]}: {us / 1000:.2f} ms, no faster than {served.us / 1000:.2f}")
-                return served
+                return served, False
             errors, wrong = self.check.compared(replay)
         except Exception as error:  # whatever the compiler stumbles over, or no room for a comparison at this size
-            served.notes.append(f"{_SAID[way]}: not served, {type(error).__name__}: {first_line(error)}")
-            return served
+            errors, wrong = {}, f"{type(error).__name__}: {first_line(error)}"
+            us = 0.0
         if wrong or not errors:
             served.notes.append(f"{_SAID[way]}: not served, {wrong or 'nothing could be compared'}")
-            return served
+            return served, True
         beaten = f" instead of {served.us / 1000:.2f}" if served.us is not None else ""
         note = f"{_SAID[way]}: {us / 1000:.2f} ms there and back{beaten}"
-        return Won(replay, way, errors, [*served.notes, note], us)
-
-    def _ways(
-        self, without: Without, counted: dict[int, list[int]], recompute: bool | None, beside: bool, asked: Sequence[str]
-    ) -> Iterator[tuple[str, Replay]]:
-        """Yield the ways that there are: no islands where nothing is left between chains, no whole where there are no chains."""
-        taken = sum(len(chain.calls) for chain in steps_of(self.recording, without)[1] if not chain.note)
-        for way in asked:
-            if way == "whole" and "islands" in asked and taken < FEW * len(self.recording.calls):
-                continue  # it would be compiled twice
-            steps, _, _ = steps_of(self.recording, without_any(self.recording) if way == "whole" else without)
-            if (replay := compiled(self.recording, steps, counted, self.compiler, recompute, beside)) is not None:
-                yield way, replay
+        return Won(replay, way, errors, [*served.notes, note], us), False
 
     def _step(self, replay: Replay) -> Callable[[], object]:
         """Return a call that runs a replay there and back on a copy of the network."""

@@ -224,6 +224,25 @@ def test_a_compiler_that_is_wrong_or_fails_is_not_served(tokens: tuple[nn.Module
     assert found.notes[0].endswith("not served, RuntimeError: no such lowering")
 
 
+def test_the_compiler_gets_the_whole_where_what_lies_between_few_chains_is_refused(
+    tokens: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrongs: list[bool] = []
+
+    def wrong_between(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
+        wrongs.append(not any(tensor.shape == tokens[1].shape for tensor in given))
+        factor = 1.1 if wrongs[-1] else 1.0
+        return lambda *tensors: [factor * tensor for tensor in graph.forward(*tensors)]
+
+    monkeypatch.setattr(contest, "FEW", 1.0)
+    assert won(*tokens, [100.0, 110.0, 50.0]).way == "islands"  # the whole is not compiled
+    found = won(*tokens, [100.0, 110.0, 50.0, 60.0], wrong_between)
+    assert found.way == "whole"
+    assert "not served" in found.notes[0]
+    assert True in wrongs
+    assert wrongs[-1] is False
+
+
 def test_what_won_is_remembered_for_the_same_network_and_what_learns_of_it(
     tokens: tuple[nn.Module, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
