@@ -20,6 +20,12 @@ NAME = "kernelzoo-compiled.txt"
 _log = logging.getLogger("zoo.kernels")
 
 
+def expected_place() -> Path:
+    """Return where the notes should lie, by the rules that Triton has, without importing it."""
+    home = os.environ.get("TRITON_HOME") or Path.home()
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache")).absolute() / NAME
+
+
 class Compiled:
     """The notes: a line for each kernel, a hash of what it was made of, behind a "!" where that can't be compiled; and "@" with the folder.
 

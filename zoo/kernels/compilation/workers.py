@@ -24,7 +24,7 @@ from typing import IO, Any, Protocol
 import torch
 
 from zoo.kernels.compilation import fingerprint
-from zoo.kernels.compilation.cache_notes import Compiled
+from zoo.kernels.compilation.cache_notes import Compiled, expected_place
 from zoo.kernels.compilation.fork_server import Forked, ForkServer, serve
 from zoo.kernels.measuring.stopwatch import phase, still_wanted
 
@@ -100,6 +100,10 @@ class Compilers:
         if about < self._worth:
             return
         fingerprint.begin()
+        place = expected_place()
+        if place not in _expected and not place.exists():  # they will be wanted, and Triton takes a moment to say so
+            with suppress(OSError), self._starting:
+                self._serving()
         compiled = Compiled(self._target)
         if not compiled.empty() or compiled.place in _expected:
             return
@@ -220,11 +224,14 @@ class Compilers:
         with self._starting:
             if self._closed:
                 raise OSError("no more is to be compiled")
-            if self._server is None or self._server.has_ended():
-                loaded = [name for name in sys.modules if name.startswith("zoo.kernels.")]  # tasks are of these
-                command = [sys.executable, "-c", BEGIN, self._target, *loaded]
-                self._server = ForkServer(command, _environment())
-            return self._server.fork()
+            return self._serving().fork()
+
+    def _serving(self) -> ForkServer:
+        """Return the process that forks the others, a new one where there is none."""
+        if self._server is None or self._server.has_ended():
+            loaded = [name for name in sys.modules if name.startswith("zoo.kernels.")]  # tasks are of these
+            self._server = ForkServer([sys.executable, "-c", BEGIN, self._target, *loaded], _environment())
+        return self._server
 
     def rest(self) -> None:
         """End the processes until there is something to compile again."""

@@ -20,7 +20,7 @@ import zoo
 from tests.zoo.kernels.works import SETTING, norm_of, tasks_of
 from zoo.kernels.compilation import fork_server
 from zoo.kernels.compilation import workers as compiling
-from zoo.kernels.compilation.cache_notes import NAME, Compiled
+from zoo.kernels.compilation.cache_notes import NAME, Compiled, expected_place
 from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.tuning.contest import _compiled
 from zoo.kernels.tuning.steps import Candidate
@@ -221,6 +221,14 @@ def test_processes_start_early_where_nothing_was_ever_compiled(cache: Path, monk
         compilers.rest()
         compilers.expect(100)
         assert not compilers._idle  # there is something in it
+
+
+@pytest.mark.parametrize("variables", [{}, {"TRITON_HOME": "home"}, {"TRITON_HOME": "home", "TRITON_CACHE_DIR": "kernels"}])
+def test_where_notes_lie_is_known_without_triton(variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    for name, folder in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    assert expected_place() == Compiled("90").place
 
 
 def test_a_triton_that_makes_launchers_makes_them_here(monkeypatch: pytest.MonkeyPatch) -> None:
