@@ -190,9 +190,9 @@ class Check:
                     for a, b in zip(ours, plain, strict=True)
                 )
                 if not parities[kind].passes() and _surely_worse(logs[kind]):
-                    wrong = wrong or f"{kind}: {parities[kind]}"
+                    wrong = wrong or f"{kind}: {parities[kind]}{_most(fast, kind, ours, plain)}"
                 elif not worst <= 1:
-                    wrong = wrong or f"{kind}: one tensor's error is {worst * OUTLIER:.1f} times PyTorch's"
+                    wrong = wrong or f"{kind}: one tensor's error is {worst * OUTLIER:.1f} times PyTorch's{_most(fast, kind, ours, plain)}"
             if not wrong:
                 break
         return parities, wrong
@@ -324,6 +324,18 @@ def _together(compared: list[str], got: list[Tensor], usual: list[Tensor], right
                 return math.inf, f"{compared[index]}: relative error {math.exp(a):.1e}, PyTorch's {math.exp(b):.1e}"
         ratio = max(ratio, means[0] / allowed)
     return ratio, ""
+
+
+def _most(network: nn.Module, kind: str, ours: list[float], plain: list[float]) -> str:
+    """Say which tensor of a kind is the most above PyTorch's error, from the logarithms of all; "" where they have no names."""
+    named = {
+        "parameter gradients": [name for name, parameter in network.named_parameters() if parameter.requires_grad],
+        "statistics": [name for name, buffer in network.named_buffers() if buffer.is_floating_point()],
+    }.get(kind, [])
+    if len(named) != len(ours):
+        return ""
+    ratio, name = max(zip((a - b for a, b in zip(ours, plain, strict=True)), named, strict=True))
+    return f"; most of all that of {name}, {math.exp(min(ratio, 700)):.1f} times PyTorch's"
 
 
 def _format(like: Tensor) -> torch.memory_format:

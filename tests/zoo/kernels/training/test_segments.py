@@ -243,6 +243,26 @@ def test_the_compiler_gets_the_whole_where_what_lies_between_few_chains_is_refus
     assert wrongs[-1] is False
 
 
+class TwiceTheGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return 2 * gradients[0]
+
+
+def test_what_is_refused_for_its_gradients_names_the_parameter_that_is_worst(tokens: tuple[nn.Module, Tensor]) -> None:
+    def doubling(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
+        return lambda *tensors: graph.forward(*(TwiceTheGradient.apply(t) if t.shape == (16, 8) else t for t in tensors))
+
+    found = won(*tokens, [100.0, 110.0, 50.0, 40.0], doubling)
+    assert found.way == "chains"
+    assert "parameter gradients" in found.notes[0]
+    assert "that of grow.weight" in found.notes[0]
+
+
 def test_what_won_is_remembered_for_the_same_network_and_what_learns_of_it(
     tokens: tuple[nn.Module, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
