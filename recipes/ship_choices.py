@@ -4,8 +4,9 @@
     python recipes/ship_choices.py merge h100.json more.json                                                 # anywhere
 
 `measure` tunes each network at each batch as `fast(network, tune="quick")` does, in bfloat16, with nothing known before, and writes what
-it has after each. With --claims FOLDER several processes on several GPUs share the list. It stops where --seconds are over, and says what
-it has not begun. `merge` adds files to `zoo/data/kernel_choices`: a later file wins.
+it has after each. With --at-once several processes share a GPU, of which one measures at a time: `recipes/at_once.py`. With --claims FOLDER
+runs on several GPUs share the list. Nothing is begun where --seconds are over, and what was not begun is said. `merge` adds files to
+`zoo/data/kernel_choices`: a later file wins.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import sys
 import tempfile
 import time
@@ -25,6 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import zoo
+from recipes.at_once import measured, processes
 from zoo.kernels.tuning import choices
 from zoo.kernels.tuning.choices import Choice, Choices
 
@@ -32,32 +35,30 @@ ROOT = Path(__file__).resolve().parents[1]
 SHIPPED = ROOT / "zoo" / "data" / "kernel_choices"
 
 
-def measure(cells: list[tuple[str, int]], out: Path, seconds: float, claims: Path) -> list[str]:
-    """Tune the networks, write what was found after each, and return those that there was no time for."""
+def measure(cell: str, options: argparse.Namespace) -> str:
+    """Tune one NETWORK@BATCH, write all that was found so far, and return a row; or say why it was not begun."""
+    name, _, number = cell.partition("@")
+    try:
+        (options.claims / cell).touch(exist_ok=False)
+    except FileExistsError:
+        return f"{cell}: another process has it"
+    if time.monotonic() > options.until:
+        return f"{cell}: not begun, for time was over"
     choices.SHIPPED = None
-    begun, late = time.monotonic(), list[str]()
-    device = torch.device("cuda")
-    claims.mkdir(parents=True, exist_ok=True)
-    for name, batch in cells:
-        try:
-            (claims / f"{name}@{batch}").touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        if time.monotonic() - begun > seconds:
-            late.append(f"{name}@{batch}")
-            continue
-        network = zoo.network(name).eval()
-        side = int(network.input_size)
-        images = torch.randn(batch, 3, side, side, device=device)
-        start = time.monotonic()
-        model = zoo.fast(network, device, tune="quick", example=images, progress=False)
-        model(images)
-        found = Choices(device).path.read_text()  # all that this device has found so far
-        out.write_text(found)
-        print(f"| {name} | {batch} | {time.monotonic() - start:.1f} s | {len(json.loads(found)['choices'])} choices |", flush=True)
-        del model, network
-        torch.cuda.empty_cache()
-    return late
+    device, batch = torch.device("cuda"), int(number)
+    network = zoo.network(name).eval()
+    side = int(network.input_size)
+    images = torch.randn(batch, 3, side, side, device=device)
+    start = time.monotonic()
+    model = zoo.fast(network, device, tune="quick", example=images, progress=False)
+    model(images)
+    found = Choices(device).path.read_text()  # all that this device has found so far, in every process
+    part = options.out.with_name(f".{options.out.name}.{os.getpid()}")
+    part.write_text(found)
+    part.replace(options.out)
+    del model, network
+    torch.cuda.empty_cache()
+    return f"| {name} | {batch} | {time.monotonic() - start:.1f} s | {len(json.loads(found)['choices'])} choices |"
 
 
 def merge(files: Sequence[Path]) -> None:
@@ -82,16 +83,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measuring.add_argument("--out", type=Path, required=True, help="file that is written")
     measuring.add_argument("--seconds", type=float, default=1e9, help="begin no network after so many seconds")
     measuring.add_argument("--claims", type=Path, help="folder in which processes say what they have begun; default a new one")
+    processes(measuring)
     ways.add_parser("merge").add_argument("files", nargs="+", type=Path)
     options = parser.parse_args(arguments)
     if options.way == "merge":
         merge(options.files)
         return
-    cells = [(name, int(batch)) for cell in options.cells for name, _, all_of in [cell.partition("@")] for batch in all_of.split(",")]
+    cells = [f"{name}@{int(batch)}" for cell in options.cells for name, _, all_of in [cell.partition("@")] for batch in all_of.split(",")]
+    options.until = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as own:
-        late = measure(cells, options.out, options.seconds, options.claims or Path(own) / "claims")
-    if late:
-        print(f"not begun, for time was over: {', '.join(late)}")
+        options.claims = options.claims or Path(own)
+        options.claims.mkdir(parents=True, exist_ok=True)
+        for row in measured(cells, measure, options):
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ weights another rounding than plain eager's, better or worse by chance; with thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -55,13 +55,15 @@ def balance(graph: Graph, means: Means, setting: Setting, kept: dict[tuple[Any, 
         if node.attrs["groups"] == 1 and key(node) not in kept:
             fresh.setdefault(key(node), node)
     made = dict(zip(fresh, _together([node.attrs["weight"].shape for node in fresh.values()], setting), strict=True))
-    for name, node in fresh.items():
-        made[name].copy_(_weight_of(node, means, setting))
+    for some in _alike(fresh.values(), means):
+        for node, weight in zip(some, _weights_of(some, means, setting), strict=True):
+            made[key(node)].copy_(weight)
     for node in convolutions:
         name = key(node)
         there = made.get(name, kept.get(name)) if node.attrs["groups"] == 1 else None
-        same = there is not None and _rounds(there, node.attrs["weight"])  # functions that share a parameter share its name
-        node.attrs["weight"] = there if same else _weight_of(node, means, setting)
+        own = fresh.get(name) is node  # functions that share a parameter share its name
+        same = there is not None and (own or _rounds(there, node.attrs["weight"]))
+        node.attrs["weight"] = there if same else _weights_of([node], means, setting)[0]
     kept |= made  # only now: an interrupted call leaves nothing half done
 
 
@@ -71,10 +73,33 @@ def _rounds(found: Tensor, weight: Tensor) -> bool:
     return bool(((found.float() - exact).abs() <= limits.eps * (exact.abs() + limits.smallest_normal)).all())
 
 
-def _weight_of(node: Node, means: Means, setting: Setting) -> Tensor:
-    weight: Tensor = node.attrs["weight"].to(setting.device, torch.float32)
-    known = means.get(key(node))
-    return weight.to(setting.dtype) if known is None else rounded(weight, known.to(setting.device), setting.dtype)
+def _alike(nodes: Iterable[Node], means: Means) -> Iterator[list[Node]]:
+    """Yield convolutions of one shape together, few where they are large, and alone those whose means are not known."""
+    waiting: dict[torch.Size, list[Node]] = {}
+    for node in nodes:
+        weight: Tensor = node.attrs["weight"]
+        if key(node) not in means or node.attrs["groups"] > 1:
+            yield [node]
+            continue
+        some = waiting.setdefault(weight.shape, [])
+        some.append(node)
+        if (len(some) + 1) * weight.numel() > PIECE:
+            yield waiting.pop(weight.shape)
+    yield from waiting.values()
+
+
+def _weights_of(nodes: list[Node], means: Means, setting: Setting) -> Sequence[Tensor]:
+    """Round the weights of convolutions of one shape: as many turns as one of them needs, for all of them."""
+    weights = [node.attrs["weight"].to(setting.device, torch.float32) for node in nodes]
+    known = means.get(key(nodes[0]))
+    if known is None:
+        return [weight.to(setting.dtype) for weight in weights]
+    if len(nodes) == 1:
+        return [rounded(weights[0], known.to(setting.device), setting.dtype)]
+    shape, kinds = weights[0].shape, len(known)
+    flat = torch.stack([weight.reshape(shape[0], -1) for weight in weights])
+    together = torch.stack([means[key(node)] for node in nodes]).to(setting.device).reshape(len(nodes), kinds, -1)
+    return _rounded(flat, together, setting.dtype).view(len(nodes), *shape).unbind()
 
 
 def _together(shapes: list[torch.Size], setting: Setting) -> list[Tensor]:

@@ -100,6 +100,22 @@ def test_depthwise_convolutions_are_given_maps_whose_channels_lie_apart() -> Non
     assert {apart for groups, apart in seen if groups == 1} == {False}
 
 
+def test_convolutions_of_one_shape_are_rounded_together_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(5)), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 3, groups=2)).eval()
+    x, setting = torch.randn(2, 8, 9, 9), Setting(CPU, torch.bfloat16)
+    weights: list[list[Tensor]] = []
+    for piece in (balancing.PIECE, 2 * 8 * 8 * 9, 1):  # all five, two and two and one, each alone
+        monkeypatch.setattr(balancing, "PIECE", piece)
+        graph, places = understand(model, (x,), {})
+        balance(graph, mean_inputs(graph, places, [[[x]], [[noise_like(x)]]], setting), setting)
+        weights.append([node.attrs["weight"] for node in graph.nodes if node.op == "conv"])
+        assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights[-1])
+    for others in weights[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(weights[0], others, strict=True))
+    assert not all(torch.equal(w, n.weight.bfloat16()) for w, n in zip(weights[0], model, strict=True))  # pyright: ignore[reportArgumentType]
+
+
 def test_rounding_leaves_the_means_of_both_kinds_where_they_were() -> None:
     torch.manual_seed(0)
     model, setting = Two().eval(), Setting(CPU, torch.bfloat16)
@@ -216,17 +232,17 @@ def test_weights_of_one_name_that_differ_are_not_shared(made: type[nn.Module]) -
 def test_an_interrupted_call_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 3, 32, 32)
     model, setting, kept = settled(zoo.ResNet20), Setting(CPU, torch.bfloat16), dict[tuple[Any, ...], Tensor]()
-    calls, exact = [0], balancing.rounded
+    calls, exact = [0], balancing._rounded
 
     def failing(*given: Any) -> Tensor:
         calls[0] += 1
-        if calls[0] == 5:
+        if calls[0] == 3:
             raise KeyboardInterrupt
         return exact(*given)
 
     graph, places = understand(model, (x,), {})
     means = mean_inputs(graph, places, [[[x]]], setting)
-    monkeypatch.setattr(balancing, "rounded", failing)
+    monkeypatch.setattr(balancing, "_rounded", failing)
     with pytest.raises(KeyboardInterrupt):
         balance(graph, means, setting, kept)
     assert not kept
