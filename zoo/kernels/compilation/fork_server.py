@@ -17,8 +17,10 @@ from typing import IO, NoReturn
 
 FORK = b"f"
 """What the server is told, together with the descriptor of the new process's socket."""
+READY = b"r"
+"""What the server says before it forks."""
 PATIENCE = 1.0
-"""Seconds that a server gets to end its processes; one that is still importing is killed, for it has none."""
+"""Seconds that a server gets to end its processes."""
 _DIES_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
@@ -99,10 +101,14 @@ class ForkServer:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """End it and its processes, whatever they do."""
+        """End it and its processes, whatever they do; while it imports, it has none."""
+        try:
+            ready = self._control.recv(len(READY), socket.MSG_DONTWAIT) == READY
+        except OSError:  # it has said nothing yet, or is closed
+            ready = False
         self._control.close()
         try:
-            self._process.wait(PATIENCE)
+            self._process.wait(PATIENCE if ready else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -116,9 +122,12 @@ def serve(work: Callable[[IO[bytes], IO[bytes]], None]) -> NoReturn:
     """
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    control.send(READY)
     children: list[int] = []
     while True:
-        told, descriptors, _, _ = socket.recv_fds(control, len(FORK), 1)
+        told, descriptors = b"", list[int]()
+        with suppress(OSError):  # whoever asked is gone, and has not heard all
+            told, descriptors, _, _ = socket.recv_fds(control, len(FORK), 1)
         if not told:
             for child in children:  # none was waited for, so that no number is another's yet
                 os.kill(child, signal.SIGKILL)

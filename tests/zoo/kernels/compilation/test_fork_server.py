@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from zoo.kernels.compilation import fork_server
 from zoo.kernels.compilation.fork_server import Forked, ForkServer
 
 ROOT = Path(__file__).parents[4]
@@ -119,6 +120,16 @@ def test_closing_ends_a_process_that_is_stuck(server: ForkServer) -> None:
     assert process.has_ended()
     with pytest.raises(OSError, match=r"."):
         server.fork()
+
+
+def test_a_server_that_still_imports_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "PATIENCE", 600.0)
+    server = ForkServer([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
+    process = server.fork()
+    server.close()
+    assert server.has_ended()
+    assert process.has_ended()
+    process.close()
 
 
 def test_a_server_that_is_killed_takes_its_processes_along(server: ForkServer) -> None:
