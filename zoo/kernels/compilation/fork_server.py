@@ -73,7 +73,9 @@ class ForkServer:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         quiet = subprocess.DEVNULL
         try:
-            self._process = subprocess.Popen(command, stdin=theirs, stdout=quiet, stderr=quiet, env=dict(environment))
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=quiet, stderr=quiet, env=dict(environment)
+            )
         except BaseException:
             self._control.close()
             raise

@@ -146,10 +146,10 @@ class _DepthwiseInRows(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.conv2d and kwargs.get("groups", args[6] if len(args) > 6 else 1) == args[0].shape[1] > 1:
-            args = (args[0].contiguous(), args[1].contiguous(), *args[2:])
-        return func(*args, **kwargs)
+        given, named = list(args), kwargs or {}
+        if func is F.conv2d and named.get("groups", given[6] if len(given) > 6 else 1) == given[0].shape[1] > 1:
+            given[:2] = (tensor.contiguous() for tensor in given[:2])
+        return func(*given, **named)
 
 
 def taps(node: Node, inputs: list[Any]) -> Tensor:
