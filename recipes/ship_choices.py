@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -38,12 +38,12 @@ SHIPPED = ROOT / "zoo" / "data" / "kernel_choices"
 def measure(cell: str, options: argparse.Namespace) -> str:
     """Tune one NETWORK@BATCH, write all that was found so far, and return a row; or say why it was not begun."""
     name, _, number = cell.partition("@")
+    if time.monotonic() > options.until:
+        return f"{cell}: not begun, for time was over"
     try:
         (options.claims / cell).touch(exist_ok=False)
     except FileExistsError:
         return f"{cell}: another process has it"
-    if time.monotonic() > options.until:
-        return f"{cell}: not begun, for time was over"
     choices.SHIPPED = None
     device, batch = torch.device("cuda"), int(number)
     network = zoo.network(name).eval()
@@ -52,10 +52,11 @@ def measure(cell: str, options: argparse.Namespace) -> str:
     start = time.monotonic()
     model = zoo.fast(network, device, tune="quick", example=images, progress=False)
     model(images)
-    found = Choices(device).path.read_text()  # all that this device has found so far, in every process
-    part = options.out.with_name(f".{options.out.name}.{os.getpid()}")
-    part.write_text(found)
-    part.replace(options.out)
+    with FileLock(f"{options.out}.lock"):
+        found = Choices(device).path.read_text()  # all that this device has found so far, in every process
+        part = options.out.with_name(f".{options.out.name}.part")
+        part.write_text(found)
+        part.replace(options.out)
     del model, network
     torch.cuda.empty_cache()
     return f"| {name} | {batch} | {time.monotonic() - start:.1f} s | {len(json.loads(found)['choices'])} choices |"

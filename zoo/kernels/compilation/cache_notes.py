@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from zoo.kernels.compilation import fingerprint
+
 NAME = "kernelzoo-compiled.txt"
 """The file in Triton's cache: who empties that one takes the notes along."""
 
@@ -130,6 +132,7 @@ def _settings(target: str) -> str:
 
 def _build() -> str:
     """Return what tells Triton's builds apart, as its cache does: one for another Python finds nothing of this one's."""
+    fingerprint.finish()
     try:
         from triton.runtime.cache import triton_key
     except ImportError:  # elsewhere in another version

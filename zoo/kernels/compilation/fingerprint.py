@@ -20,7 +20,7 @@ def begin() -> None:
 
 
 def finish() -> None:
-    """Wait for it: a process that forks must have no other thread."""
+    """Wait for it, if it was begun: two threads would both make it, and a process that forks must have no other thread."""
     if _thread is not None:
         _thread.join()
 

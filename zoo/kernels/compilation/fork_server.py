@@ -70,7 +70,7 @@ class ForkServer:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
             raise OSError("no process can be forked here")
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._control, theirs = _pair()
         quiet = subprocess.DEVNULL
         try:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -88,7 +88,7 @@ class ForkServer:
         Raises:
             OSError: the server has ended.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = _pair()
         try:
             socket.send_fds(self._control, [FORK], [theirs.fileno()])
         except BaseException:
@@ -99,7 +99,7 @@ class ForkServer:
         return Forked(ours)
 
     def has_ended(self) -> bool:
-        """Tell whether no process can be had of it any more."""
+        """Tell whether the server has ended."""
         return self._process.poll() is not None
 
     def close(self) -> None:
@@ -108,6 +108,8 @@ class ForkServer:
             ready = self._control.recv(len(READY), socket.MSG_DONTWAIT) == READY
         except OSError:  # it has said nothing yet, or is closed
             ready = False
+        with suppress(OSError):  # a process that was forked from this one meanwhile may hold the socket too
+            self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         try:
             self._process.wait(PATIENCE if ready else 0)
@@ -125,18 +127,21 @@ def serve(work: Callable[[IO[bytes], IO[bytes]], None]) -> NoReturn:
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     control.send(READY)
+    server = os.getpid()
     children: list[int] = []
     while True:
         told, descriptors = b"", list[int]()
-        with suppress(OSError):  # whoever asked is gone, and has not heard all
+        with suppress(ConnectionError):  # whoever asked is gone, and has not heard all
             told, descriptors, _, _ = socket.recv_fds(control, len(FORK), 1)
         if not told:
             for child in children:  # none was waited for, so that no number is another's yet
                 os.kill(child, signal.SIGKILL)
+            for child in children:
+                os.waitpid(child, 0)
             os._exit(0)
         if not (child := os.fork()):
             try:
-                _die_with_parent()
+                _die_with(server)
                 control.close()
                 link = socket.socket(fileno=descriptors[0])
                 work(link.makefile("rb"), link.makefile("wb"))
@@ -146,7 +151,17 @@ def serve(work: Callable[[IO[bytes], IO[bytes]], None]) -> NoReturn:
         os.close(descriptors[0])
 
 
-def _die_with_parent() -> None:
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets that wait, whatever this process has as its sockets' default timeout."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for end in pair:
+        end.settimeout(None)
+    return pair
+
+
+def _die_with(server: int) -> None:
     """End when the server is killed, where the system can do that."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != server:  # it was killed before
+        os._exit(0)

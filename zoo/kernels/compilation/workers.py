@@ -99,16 +99,12 @@ class Compilers:
         """
         if about < self._worth:
             return
-        fingerprint.begin()
         place = expected_place()
-        if place not in _expected and not place.exists():  # they will be wanted, and Triton takes a moment to say so
-            with suppress(OSError), self._starting:
-                self._serving()
-        compiled = Compiled(self._target)
-        if not compiled.empty() or compiled.place in _expected:
+        if place in _expected or (place.exists() and not Compiled(self._target).empty()):
             return
-        _expected.add(compiled.place)
+        _expected.add(place)
         self._processes(about)
+        fingerprint.begin()  # which the notes need, while the network is traced
 
     def prepare(self, tasks: Sequence[Work]) -> None:
         """Start the processes that `compile` will use for these tasks, if it will; they are ready after some seconds."""
@@ -229,7 +225,9 @@ class Compilers:
     def _serving(self) -> ForkServer:
         """Return the process that forks the others, a new one where there is none."""
         if self._server is None or self._server.has_ended():
-            loaded = [name for name in sys.modules if name.startswith("zoo.kernels.")]  # tasks are of these
+            if self._server is not None:
+                self._server.close()
+            loaded = [name for name in list(sys.modules) if name.startswith("zoo.kernels.")]  # tasks are of these
             self._server = ForkServer([sys.executable, "-c", BEGIN, self._target, *loaded], _environment())
         return self._server
 
@@ -268,6 +266,8 @@ def _missing(keys: Sequence[str], tasks: Sequence[Work], compiled: Compiled) -> 
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if kept.get("TRITON_CACHE_DIR"):  # Triton would note paths that hold from this folder only
+        kept["TRITON_CACHE_DIR"] = str(expected_place().parent)
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
 
 

@@ -61,8 +61,8 @@ def balance(graph: Graph, means: Means, setting: Setting, kept: dict[tuple[Any, 
     for node in convolutions:
         name = key(node)
         there = made.get(name, kept.get(name)) if node.attrs["groups"] == 1 else None
-        own = fresh.get(name) is node  # functions that share a parameter share its name
-        same = there is not None and (own or _rounds(there, node.attrs["weight"]))
+        own = fresh.get(name) is node
+        same = there is not None and (own or _rounds(there, node.attrs["weight"]))  # functions that share a parameter share its name
         node.attrs["weight"] = there if same else _weights_of([node], means, setting)[0]
     kept |= made  # only now: an interrupted call leaves nothing half done
 
@@ -78,7 +78,7 @@ def _alike(nodes: Iterable[Node], means: Means) -> Iterator[list[Node]]:
     waiting: dict[torch.Size, list[Node]] = {}
     for node in nodes:
         weight: Tensor = node.attrs["weight"]
-        if key(node) not in means or node.attrs["groups"] > 1:
+        if key(node) not in means:
             yield [node]
             continue
         some = waiting.setdefault(weight.shape, [])
@@ -130,7 +130,7 @@ def mean_inputs(graph: Graph, places: dict[Node, Place], kinds: Sequence[Sequenc
             if node.op == "conv":
                 found.setdefault(key(node), []).append(taps(node, inputs))
 
-        with torch.no_grad(), products(tf32=False), _DepthwiseInRows():
+        with torch.no_grad(), products(tf32=False), _ContiguousDepthwise():
             for tensors in batches:
                 images = [t.float() if t.is_floating_point() else t for t in tensors]
                 images = [t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t for t in images]
@@ -139,10 +139,10 @@ def mean_inputs(graph: Graph, places: dict[Node, Place], kinds: Sequence[Sequenc
     return {name: torch.stack([torch.stack(found[name]).mean(0) for found in measured]).cpu() for name in measured[0]}
 
 
-class _DepthwiseInRows(TorchFunctionMode):
-    """Depthwise convolutions of maps whose channels lie apart: PyTorch has a kernel for these, and cuDNN takes seconds to make others.
+class _ContiguousDepthwise(TorchFunctionMode):
+    """Gives depthwise convolutions contiguous (NCHW) maps, for the thread that enters it.
 
-    It is of this thread alone.
+    PyTorch has a kernel for those. For channels_last maps cuDNN makes one, which takes seconds.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -99,15 +99,12 @@ def _once(images: Tensor, labels: Tensor | None, what: str, least: int, more: st
         raise ValueError(f"{what} has {len(images)} images, {fewest}")
     digests = [digest_of(image) for image in images]
     first = sorted({digest: index for index, digest in reversed([*enumerate(digests)])}.values())
-    if len(first) < FEWEST:
-        raise ValueError(
-            f"only {len(first)} of the {len(images)} {what} images are different, and {FEWEST} are the fewest that say something"
-        )
     if len(first) < least:
-        raise ValueError(f"{what} without copies has {len(first)} images, {fewest}")
-    if len(first) < len(images):
-        said = f"{len(images) - len(first)} of the {len(images)} {what} images are copies of others: each counts once"
-        warnings.warn(said, stacklevel=stacklevel())
+        raise ValueError(f"only {len(first)} of the {len(images)} {what} images are different, {fewest}")
+    if len(first) == len(images):
+        return images, labels, digests
+    said = f"{len(images) - len(first)} of the {len(images)} {what} images are copies of others: each counts once"
+    warnings.warn(said, stacklevel=stacklevel())
     return images[first], None if labels is None else labels[first], [digests[index] for index in first]
 
 

@@ -185,14 +185,16 @@ class Check:
                 if not ours:
                     continue
                 parities[kind] = Parity(math.exp(sum(ours) / len(ours)), math.exp(sum(plain) / len(plain)), count, FLOAT32_FLOOR)
-                worst = max(
+                over = [
                     math.exp(a) / max(OUTLIER * math.exp(max(b, sum(plain) / len(plain))), FLOAT32_FLOOR)
                     for a, b in zip(ours, plain, strict=True)
-                )
+                ]
+                worst = max(range(len(over)), key=lambda place: over[place] if over[place] == over[place] else math.inf)
+                said = f"{_tensor(fast, kind, worst, len(over))} error is {over[worst] * OUTLIER:.1f} times PyTorch's"
                 if not parities[kind].passes() and _surely_worse(logs[kind]):
-                    wrong = wrong or f"{kind}: {parities[kind]}{_most(fast, kind, ours, plain)}"
-                elif not worst <= 1:
-                    wrong = wrong or f"{kind}: one tensor's error is {worst * OUTLIER:.1f} times PyTorch's{_most(fast, kind, ours, plain)}"
+                    wrong = wrong or f"{kind}: {parities[kind]}; {said}"
+                elif not over[worst] <= 1:
+                    wrong = wrong or f"{kind}: {said}"
             if not wrong:
                 break
         return parities, wrong
@@ -326,16 +328,13 @@ def _together(compared: list[str], got: list[Tensor], usual: list[Tensor], right
     return ratio, ""
 
 
-def _most(network: nn.Module, kind: str, ours: list[float], plain: list[float]) -> str:
-    """Say which tensor of a kind is the most above PyTorch's error, from the logarithms of all; "" where they have no names."""
+def _tensor(network: nn.Module, kind: str, place: int, count: int) -> str:
+    """Name a tensor of a kind, in the genitive; "one tensor's" where none of these has a name."""
     named = {
         "parameter gradients": [name for name, parameter in network.named_parameters() if parameter.requires_grad],
         "statistics": [name for name, buffer in network.named_buffers() if buffer.is_floating_point()],
     }.get(kind, [])
-    if len(named) != len(ours):
-        return ""
-    ratio, name = max(zip((a - b for a, b in zip(ours, plain, strict=True)), named, strict=True))
-    return f"; most of all that of {name}, {math.exp(min(ratio, 700)):.1f} times PyTorch's"
+    return f"{named[place]}'s" if len(named) == count else "one tensor's"
 
 
 def _format(like: Tensor) -> torch.memory_format:

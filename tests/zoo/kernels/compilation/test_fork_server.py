@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.zoo.kernels.compilation.processes import gone
 from zoo.kernels.compilation import fork_server
 from zoo.kernels.compilation.fork_server import Forked, ForkServer
 
@@ -69,19 +71,6 @@ def ask(process: Forked, line: bytes) -> bytes:
     return process.stdout.readline()
 
 
-def gone(number: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for yet counts."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            if Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.02)
-    return False
-
-
 def test_processes_are_forks_of_one_and_answer_apart(server: ForkServer) -> None:
     processes = [server.fork() for _ in range(3)]  # before it can have begun
     own, parents = zip(*map(numbers, processes), strict=True)
@@ -89,6 +78,28 @@ def test_processes_are_forks_of_one_and_answer_apart(server: ForkServer) -> None
     assert len(set(parents)) == 1
     assert [ask(process, b"%d a\n" % number) for number, process in enumerate(processes)] == [b"0 A\n", b"1 A\n", b"2 A\n"]
     assert not any(process.has_ended() for process in processes)
+
+
+def test_a_default_timeout_of_the_callers_sockets_is_none_of_theirs(request: pytest.FixtureRequest) -> None:
+    socket.setdefaulttimeout(0.2)
+    request.addfinalizer(lambda: socket.setdefaulttimeout(None))
+    server: ForkServer = request.getfixturevalue("server")
+    time.sleep(1)  # in which the server has waited for longer than that
+    process = server.fork()
+    numbers(process)
+    assert not process.has_ended()
+    assert ask(process, b"a\n") == b"A\n"
+    assert not server.has_ended()
+
+
+def test_closing_waits_for_nobody_who_has_the_socket_too(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, parent = numbers(server.fork())
+    held = os.dup(server._control.fileno())  # as a process has that was forked from this one
+    monkeypatch.setattr(fork_server, "PATIENCE", 600.0)
+    server.close()
+    os.close(held)
+    assert gone(parent)
+    assert not Path(f"/proc/{number}").exists()  # waited for too
 
 
 def test_one_that_dies_takes_no_other_along(server: ForkServer) -> None:

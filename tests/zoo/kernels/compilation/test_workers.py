@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache as cached
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +19,9 @@ import pytest
 from preloaded import compiler
 
 import zoo
+from tests.zoo.kernels.compilation.processes import gone
 from tests.zoo.kernels.works import SETTING, norm_of, tasks_of
-from zoo.kernels.compilation import fork_server
+from zoo.kernels.compilation import fingerprint, fork_server
 from zoo.kernels.compilation import workers as compiling
 from zoo.kernels.compilation.cache_notes import NAME, Compiled, expected_place
 from zoo.kernels.compilation.workers import Compilers
@@ -139,7 +142,22 @@ class Slow(Deadly):
     name = "slow"
 
     def compile(self) -> None:
+        Path(os.environ["TRITON_CACHE_DIR"], f"{os.getpid()} sleeps").touch()
         time.sleep(600)
+
+
+def asleep(cache: Path) -> list[int]:
+    """The processes that have begun a slow work."""
+    return [int(path.name.split()[0]) for path in cache.glob("* sleeps")]
+
+
+def within(true: Callable[[], bool], seconds: float = 60.0) -> bool:
+    until = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def send(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +184,9 @@ def test_processes_that_were_started_before_are_those_that_compile(cache: Path, 
         assert not compilers._idle
         compilers.prepare(works)
         dead, *_ = compilers._idle
-        dead.close()
+        dead.stdin.write(pickle.dumps(Deadly(0)))
+        dead.stdin.flush()
+        assert within(lambda: dead.has_ended())
         compilers.prepare(works)
         began = list(compilers._idle)
         assert began
@@ -175,14 +195,17 @@ def test_processes_that_were_started_before_are_those_that_compile(cache: Path, 
             none_starts.setattr(Compilers, "_start", None)
             assert compilers.compile(works) == set(range(6))
         assert compilers._idle == began
+        server = compilers._server
         compilers.rest()
-        assert all(process.has_ended() for process in began)
+        assert server is not None
+        assert server.has_ended()
         compilers.prepare(works)
         assert not compilers._idle  # all of them are compiled
         compilers.prepare([Easy(number) for number in range(6, 12)])
-        again = list(compilers._idle)
-        assert again
-    assert all(process.has_ended() for process in again)
+        assert compilers._idle
+        server = compilers._server
+    assert server is not None
+    assert server.has_ended()
 
 
 def test_what_was_begun_is_waited_for_and_ends_with_the_rest(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,16 +217,13 @@ def test_what_was_begun_is_waited_for_and_ends_with_the_rest(cache: Path, monkey
             assert compilers.compile(works[:2]) == {0, 1}  # when all are done
             nothing_more.setattr(Compilers, "_start", None)
             assert compilers.compile(works) == set(range(6))
-    begun = time.monotonic()
     with closing(Compilers((9, 0))) as compilers:
         compilers.begin([Slow(number) for number in range(6)])
-        while len(compilers._idle) < 2 and time.monotonic() < begun + 60:
-            time.sleep(0.05)
-        thread, processes = compilers._begun, list(compilers._idle)
+        assert within(lambda: len(asleep(cache)) > 1)
+        thread = compilers._begun
     assert thread is not None
     assert not thread.is_alive()
-    assert processes
-    assert all(process.has_ended() for process in [*processes, *compilers._idle])
+    assert within(lambda: all(gone(number) for number in asleep(cache)))
 
 
 def test_processes_start_early_where_nothing_was_ever_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,12 +243,41 @@ def test_processes_start_early_where_nothing_was_ever_compiled(cache: Path, monk
         assert not compilers._idle  # there is something in it
 
 
-@pytest.mark.parametrize("variables", [{}, {"TRITON_HOME": "home"}, {"TRITON_HOME": "home", "TRITON_CACHE_DIR": "kernels"}])
-def test_where_notes_lie_is_known_without_triton(variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variables", [{}, {"TRITON_HOME": "/home"}, {"TRITON_HOME": "/home", "TRITON_CACHE_DIR": "/kernels"}])
+def test_where_notes_lie_is_known_without_triton(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     for name, folder in variables.items():
-        monkeypatch.setenv(name, str(tmp_path / folder))
+        monkeypatch.setenv(name, folder)
+    assert expected_place() == Path(knobs.cache.dir, NAME)
+
+
+def test_processes_are_told_a_folder_that_holds_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "kernels")
+    assert compiling._environment()["TRITON_CACHE_DIR"] == str(tmp_path / "kernels")
     assert expected_place() == Compiled("90").place
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    assert "TRITON_CACHE_DIR" not in compiling._environment()
+
+
+def test_the_fingerprint_is_made_once_beside_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import cache as tritons
+
+    made: list[str] = []
+
+    def slowly() -> str:
+        made.append("")
+        time.sleep(0.2)
+        return "fingerprint"
+
+    monkeypatch.setattr(tritons, "triton_key", cached(slowly))
+    monkeypatch.setattr(fingerprint, "_thread", None)
+    fingerprint.begin()
+    fingerprint.begin()
+    assert "triton fingerprint" in Compiled("90")._about
+    assert len(made) == 1
 
 
 def test_a_triton_that_makes_launchers_makes_them_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,18 +318,16 @@ def test_what_has_one_key_is_compiled_once(cache: Path, monkeypatch: pytest.Monk
 
 
 def test_an_interrupt_leaves_no_compiler_behind(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Any] = []
-    start = Compilers._start
-    monkeypatch.setattr(Compilers, "_start", lambda self: (begun.append(start(self)), begun[-1])[1])
+    send(monkeypatch)
 
     def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+        if len(asleep(cache)) > 1:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), closing(Compilers((9, 0))) as compilers:
-        compilers.compile([norm_of(16 * channels) for channels in range(1, 9)], progress=interrupt)
+        compilers.compile([Slow(number) for number in range(8)], progress=interrupt)
     time.sleep(0.5)  # for whoever would begin another one
-    assert begun
-    assert all(process.has_ended() for process in begun)
+    assert within(lambda: all(gone(number) for number in asleep(cache)))
 
 
 def test_what_is_compiled_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,8 +82,8 @@ def test_means_are_those_of_what_each_tap_reads(kernel: Any, options: dict[str, 
     torch.testing.assert_close(found[0], patches.mean((0, 2)).view(3, *conv.kernel_size))
 
 
-def test_depthwise_convolutions_are_given_maps_whose_channels_lie_apart() -> None:
-    seen: list[tuple[int, bool]] = []
+def test_depthwise_convolutions_are_given_contiguous_maps_and_others_channels_last() -> None:
+    seen: list[tuple[int, bool]] = []  # groups, and whether the map is contiguous
 
     class Watching(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -97,7 +97,7 @@ def test_depthwise_convolutions_are_given_maps_whose_channels_lie_apart() -> Non
     with Watching():
         mean_inputs(graph, places, [[[x]]], Setting(CPU, torch.bfloat16))
     assert (16, True) in seen
-    assert {apart for groups, apart in seen if groups == 1} == {False}
+    assert {contiguous for groups, contiguous in seen if groups == 1} == {False}
 
 
 def test_convolutions_of_one_shape_are_rounded_together_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:

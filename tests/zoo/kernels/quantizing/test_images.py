@@ -154,7 +154,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "too few to compare": (smooth(40), smooth(31, seed=1), f"check has 31 images, and {FEWEST} are the fewest"),
     "copies": (smooth(8).repeat(8, 1, 1, 1), smooth(40, seed=1), "only 8 of the 64 calibration images are different"),
     "one image": (smooth(1).repeat(99, 1, 1, 1), None, "only 1 of the 99 calibration images are different"),
-    "too few that differ": (torch.cat([smooth(40), smooth(40)]), None, "calibration without copies has 40 images, and 64 are the fewest"),
+    "too few that differ": (
+        torch.cat([smooth(40), smooth(40)]),
+        None,
+        "only 40 of the 80 calibration images are different, and 64 are the fewest",
+    ),
     "all alike": (alike(), smooth(40, seed=1), "the calibration images are all alike"),
     "of one colour": (torch.randn(64, 3, 1, 1).expand(-1, -1, 16, 16), smooth(40, seed=1), "are of one colour"),
     "the same twice": (smooth(64), smooth(40), "40 of the 40 images to compare on are calibration images too"),
