@@ -1,4 +1,4 @@
-"""What is not measured is said, whoever has it and whatever time is left."""
+"""What is not measured is said by name."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _log = logging.getLogger("zoo.kernels")
 
 def expected_place() -> Path:
     """Return where the notes should lie, by the rules that Triton has, without importing it."""
-    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # noqa: PTH111 - as Triton says it; none is no error
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # noqa: PTH111 - as Triton; Path.home() raises without a home
     return Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache")).absolute() / NAME
 
 
@@ -55,11 +55,6 @@ class Compiled:
         self._known.update(lines)
         if [line for line in lines if line.startswith("@")][-1:] != [f"@{folder}"]:
             self._write(self._settled())
-
-    @property
-    def place(self) -> Path:
-        """Where the notes lie."""
-        return self._file
 
     def empty(self) -> bool:
         """Tell whether nothing is noted of any kernel, for whatever GPU."""

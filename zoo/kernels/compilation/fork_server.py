@@ -1,7 +1,8 @@
 """Processes that are forked from one which has imported torch and Triton already.
 
 Sixteen processes that import both take every core for seconds, while the plan that asks for them is traced and compared beside. So
-one imports, and the others are its forks: they are there at once, and share its memory.
+one imports, and the others are its forks: they are there at once, and share its memory. Python's own `multiprocessing.forkserver` is one
+for the whole program, and its processes import the program's `__main__` again.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class ForkServer:
 
 
 def serve(work: Callable[[IO[bytes], IO[bytes]], None]) -> NoReturn:
-    """Fork a process for each socket that comes by stdin, until whoever sends them is gone; then end all.
+    """Fork a process for each socket that comes by stdin. When whoever sends them is gone, end all.
 
     Args:
         work: what such a process does: it reads the first and answers into the second, and ends when nothing more comes.

@@ -343,7 +343,7 @@ def _build_launcher(kernel: Any) -> None:
 
 
 def main() -> None:
-    """Import what compiling takes, then fork a process that compiles for whoever asks for one."""
+    """Import what compiling takes. Then fork a process that compiles each time one is asked for."""
     from zoo.kernels import ops
 
     stop_at_launch(int(sys.argv[1]))

@@ -231,5 +231,5 @@ def largest(one: Bounds) -> float:
 
 
 def times(one: float, other: float) -> float:
-    """Multiply bounds. What is unbounded may be infinite, and 0 times that is NaN: the product is unbounded."""
+    """Multiply bounds. With an unbounded factor the product is unbounded: 0 times infinity is NaN."""
     return one * other if math.isfinite(one) and math.isfinite(other) else math.inf

@@ -105,8 +105,7 @@ def begin_gpu(request: Request, *, contest: bool = True, narrowing: Narrowing | 
             return understand(network, typed[0], typed[1], options.device, islands, options.dtype)
 
         with phase("reference"):  # drawn by the processor, before processes want it too
-            count = len(tensors[0]) if tensors[0].dim() else 1
-            batches = _batches(typed, tensors, options.device) if narrowing is None else narrowing.batches(count, options.device)
+            batches = _batches(typed, tensors, options.device) if narrowing is None else narrowing.batches(len(tensors[0]), options.device)
         compiles = options.tune != "none" or not weights.planned  # of later shapes, guesses share most kernels with the first's
         with phase("starting processes"):
             compilers.expect(sum(bool(layer._parameters) for layer in network.modules()) if compiles else 0)

@@ -122,7 +122,11 @@ class Contest:
         return taken < FEW * len(self.recording.calls)
 
     def _better(self, way: str, replay: Replay, served: Won) -> tuple[Won, bool]:
-        """Return a way that is faster than what is served and right, else that, with a note why; and whether it was refused."""
+        """Return the way if it is faster than what is served, and right. Else return what is served, with a note why.
+
+        The second value tells whether the way was refused as wrong.
+        """
+        us, errors = 0.0, dict[str, Parity]()
         try:
             us = self.clock(self._step(replay))
             if served.us is not None and us > FASTER * served.us:
@@ -130,8 +134,7 @@ class Contest:
                 return served, False
             errors, wrong = self.check.compared(replay)
         except Exception as error:  # whatever the compiler stumbles over, or no room for a comparison at this size
-            errors, wrong = {}, f"{type(error).__name__}: {first_line(error)}"
-            us = 0.0
+            wrong = f"{type(error).__name__}: {first_line(error)}"
         if wrong or not errors:
             served.notes.append(f"{_SAID[way]}: not served, {wrong or 'nothing could be compared'}")
             return served, True

@@ -1,4 +1,4 @@
-"""Processes that one forks are there at once, and end with whoever asked for them, whatever they do."""
+"""Forks of a server are there at once. They end with whoever asked for them."""
 
 from __future__ import annotations
 
@@ -95,9 +95,10 @@ def test_a_default_timeout_of_the_callers_sockets_is_none_of_theirs(request: pyt
 def test_closing_waits_for_nobody_who_has_the_socket_too(server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
     number, parent = numbers(server.fork())
     held = os.dup(server._control.fileno())  # as a process has that was forked from this one
-    monkeypatch.setattr(fork_server, "PATIENCE", 600.0)
+    monkeypatch.setattr(fork_server, "PATIENCE", 60.0)
     server.close()
     os.close(held)
+    assert server._process.returncode == 0  # it ended by itself
     assert gone(parent)
     assert not Path(f"/proc/{number}").exists()  # waited for too
 
@@ -134,10 +135,13 @@ def test_closing_ends_a_process_that_is_stuck(server: ForkServer) -> None:
 
 
 def test_a_server_that_still_imports_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_server, "PATIENCE", 600.0)
     server = ForkServer([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
     process = server.fork()
+    waited: list[float | None] = []
+    wait = server._process.wait
+    monkeypatch.setattr(server._process, "wait", lambda timeout=None: (waited.append(timeout), wait(timeout))[1])
     server.close()
+    assert waited == [0, None]  # killed between
     assert server.has_ended()
     assert process.has_ended()
     process.close()

@@ -223,7 +223,7 @@ def test_what_was_begun_is_waited_for_and_ends_with_the_rest(cache: Path, monkey
         thread = compilers._begun
     assert thread is not None
     assert not thread.is_alive()
-    assert within(lambda: all(gone(number) for number in asleep(cache)))
+    assert all(gone(number) for number in asleep(cache))
 
 
 def test_processes_start_early_where_nothing_was_ever_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ def test_processes_are_told_a_folder_that_holds_wherever_they_are(tmp_path: Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRITON_CACHE_DIR", "kernels")
     assert compiling._environment()["TRITON_CACHE_DIR"] == str(tmp_path / "kernels")
-    assert expected_place() == Compiled("90").place
+    assert expected_place() == Compiled("90")._file
     monkeypatch.delenv("TRITON_CACHE_DIR")
     assert "TRITON_CACHE_DIR" not in compiling._environment()
 
@@ -327,7 +327,7 @@ def test_an_interrupt_leaves_no_compiler_behind(cache: Path, monkeypatch: pytest
     with pytest.raises(KeyboardInterrupt), closing(Compilers((9, 0))) as compilers:
         compilers.compile([Slow(number) for number in range(8)], progress=interrupt)
     time.sleep(0.5)  # for whoever would begin another one
-    assert within(lambda: all(gone(number) for number in asleep(cache)))
+    assert all(gone(number) for number in asleep(cache))
 
 
 def test_what_is_compiled_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
