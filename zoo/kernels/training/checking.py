@@ -244,7 +244,20 @@ class Check:
                         slots[number] = None
 
     def _compared(self, chain: Chain, reads: list[Tensor]) -> tuple[float, str]:
-        """Return how many times its calls' error a chain's is, and in what it is worse than they may be, "" where it isn't."""
+        """Return how many times its calls' error a chain's is, and in what it is worse than they may be, "" where it isn't.
+
+        A chain that reads what the network is given goes another way back where nobody asks a gradient of that, as in most steps. So
+        both ways are compared.
+        """
+        images = {number for _, number in self.recording.inputs}.intersection(chain.reads)
+        ratio, reason = self._compared_learning(chain, reads, frozenset())
+        if images and not reason:
+            other, reason = self._compared_learning(chain, reads, frozenset(images))
+            ratio = max(ratio, other)
+        return ratio, reason
+
+    def _compared_learning(self, chain: Chain, reads: list[Tensor], still_images: frozenset[int]) -> tuple[float, str]:
+        """Compare a chain where no gradient is asked of the values `still_images`."""
         places = [self.recording.values[number].place is not None for number in chain.reads]
 
         def plain(tensors: list[Tensor]) -> list[Tensor]:
@@ -265,10 +278,10 @@ class Check:
 
         def results(run: Callable[[list[Tensor]], list[Tensor]], dtype: torch.dtype | None) -> list[Tensor]:
             given = []
-            for tensor, own in zip(reads, places, strict=True):
+            for number, tensor, own in zip(chain.reads, reads, places, strict=True):
                 twin = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
                 learns = twin.is_floating_point() and (not own or tensor.requires_grad or isinstance(tensor, nn.Parameter))
-                given.append(twin.requires_grad_(learns))
+                given.append(twin.requires_grad_(learns and number not in still_images))
             asked = [tensor for tensor in given if tensor.requires_grad]
             outs = run([tensor.clone() if tensor.requires_grad and not own else tensor for tensor, own in zip(given, places, strict=True)])
             if not gradients:
@@ -276,7 +289,7 @@ class Check:
                 drawn = [torch.randn(out.shape, generator=generator).to(out.device, self.dtype) for out in outs]
                 gradients.extend(g.contiguous(memory_format=_format(out)) for g, out in zip(drawn, outs, strict=True))
             given_back = [g.to(out.dtype, copy=True) for g, out in zip(gradients, outs, strict=True)]  # a branch's is added to in place
-            found = torch.autograd.grad(outs, asked, given_back)
+            found = torch.autograd.grad(outs, asked, given_back) if asked else ()
             still = [i for i, (t, own) in enumerate(zip(given, places, strict=True)) if own and not t.requires_grad]
             still = [i for i in still if given[i].is_floating_point()]
             compared[:] = ["output", *(f"gradient of {names[i]}" for i, t in enumerate(given) if t.requires_grad)]

@@ -23,6 +23,7 @@ from zoo.kernels.ops import bias_act_grad
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT, SLOPES
 from zoo.kernels.training import choosing, kernels
 from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.checking import Check
 from zoo.kernels.training.record import record
 from zoo.kernels.training.replay import Chain
 
@@ -184,7 +185,7 @@ def test_real_shapes_agree_with_float64_on_the_gpu(name: str, dtype: torch.dtype
         ({"bias": noise(5)}, "one for each channel"),
         ({"bias": None, "act": "none"}, "alone"),
         ({"x": noise(2, 4, 2, 2)}, "larger than the image"),
-        ({"act": "gelu"}, "activation gelu"),
+        ({"act": "sigmoid"}, "activation sigmoid"),
         ({"act": "silu", "pool": POOL}, "pool behind silu"),
         ({"pool": POOL | {"kernel": (9, 9)}}, "64 taps"),
     ],
@@ -200,7 +201,7 @@ def test_what_is_refused_is_said(changed: dict[str, Any], reason: str) -> None:
     ("args", "reason"),
     [
         ({"gradient": noise(2, 4, 5, 5).double()}, "float32"),
-        ({"act": "gelu"}, "activation gelu"),
+        ({"act": "sigmoid"}, "activation sigmoid"),
         ({"kept": None}, "nothing kept"),
         ({"kept": noise(2, 4, 5, 4)}, "another shape"),
         ({"bias": noise(4)}, "beside an output"),
@@ -603,3 +604,19 @@ def test_images_need_no_gradient_where_chains_are_timed(on_stems: None) -> None:
     asked = choosing._there_and_back(recording, [chain], chain.reads, chain.makes)()
     assert isinstance(asked, tuple)
     assert [tuple(gradient.shape) for gradient in asked] == [(8, 3, 7, 7)]
+
+
+def test_what_is_wrong_only_where_images_do_not_learn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in most steps: a kernel may go another way back there than where they do."""
+    torch.manual_seed(0)
+    network, images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).train(), torch.randn(2, 3, 8, 8)
+    right = kernels.conv_bias_act
+
+    def wrong(x: Tensor, weight: Tensor, bias: Tensor, **options: Any) -> Tensor:
+        y = right(x, weight, bias, **options)
+        return y if x.requires_grad else y.detach() + 1.1 * (y - y.detach())
+
+    recording = record(network, (images,), {}, torch.device("cpu"))
+    monkeypatch.setattr(kernels, "conv_bias_act", wrong)
+    verdict = Check(network, recording, (images,), {}, torch.device("cpu")).verdict()
+    assert ["gradient of weight" in reason for reason in verdict.without.values()] == [True]
