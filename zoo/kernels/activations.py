@@ -40,6 +40,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": Activation(F.silu, nn.SiLU, lambda g, z: g * torch.sigmoid(z) * (1 + z * (1 - torch.sigmoid(z)))),
     "hardsigmoid": Activation(F.hardsigmoid, nn.Hardsigmoid),
     "sigmoid": Activation(torch.sigmoid, nn.Sigmoid),
-    "gelu": Activation(F.gelu, nn.GELU),
+    "gelu": Activation(F.gelu, nn.GELU, lambda g, z: torch.ops.aten.gelu_backward(g, z)),
 }
 """Every activation that a checkpoint's record, a pass or a kernel may name."""

@@ -63,6 +63,12 @@ def slope(z, gradient, ACT: tl.constexpr):
     elif ACT == "silu":
         s = tl.sigmoid(z)
         gradient = gradient * s * (1.0 + z * (1.0 - s))
+    elif ACT == "gelu":
+        # erf by Abramowitz and Stegun, 7.1.26, to 1.5e-7: its exponential is the one that the density needs.
+        e = tl.exp(-0.5 * z * z)
+        t = 1.0 / (1.0 + 0.3275911 * 0.7071067811865476 * tl.abs(z))
+        tail = 0.5 * e * t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+        gradient = gradient * (tl.where(z < 0.0, tail, 1.0 - tail) + 0.3989422804014327 * z * e)
     elif ACT == "leaky_relu_0.1":
         gradient = tl.where(z > 0.0, gradient, gradient * 0.1)
     elif ACT == "leaky_relu_0.01":

@@ -17,9 +17,11 @@ from torch import Tensor, fx, nn
 from zoo.kernels.comparing.precision import casts_of
 from zoo.kernels.compilation.inductor import graph_compiled
 from zoo.kernels.training.calls import arguments, plainly
+from zoo.kernels.training.kernels import on_kernels
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Beside, Bound, Step, bind, values_of
 from zoo.kernels.training.shared import shared_batch_norm
+from zoo.kernels.training.streams import fused
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """Takes a graph of functions and the tensors it is for, and returns what computes the same."""
@@ -221,13 +223,15 @@ class Segment:
         return fx.GraphModule(nn.Module(), graph)
 
     def _function(self) -> Callable[..., list[Any]]:
-        room = 1 + max((*self.reads, *self.makes, *(n for call in self.calls for n in call.makes)))
+        calls = fused(self.recording, self.calls, self.makes) if on_kernels(self.recording.device) else self.calls
+        bounds = bind(calls, self.makes, set(self.reads))
+        room = 1 + max((*self.reads, *self.makes, *(n for call in calls for n in call.makes)))
 
         def stretch(*given: Tensor) -> list[Any]:
             slots: list[Any] = [None] * room
             for number, value in zip(self.reads, given, strict=True):
                 slots[number] = value
-            for bound in self.plain:
+            for bound in bounds:
                 bound.run(slots)
             return [slots[number] for number in self.makes]
 

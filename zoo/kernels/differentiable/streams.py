@@ -1,0 +1,153 @@
+"""A transformer's stream, differentiably: a branch added to it with the layer norm that reads the sum, and GELU behind a product.
+
+The ways there are PyTorch's own functions: its compiler, which is given these, makes one kernel of them and what stands beside them. The
+ways back are kernels, operators that the compiler leaves as they are. What it makes of them itself sums over all tokens in passes of their
+own: for a norm's weight and bias, for the bias of the product before the sum or before GELU, and for a layer scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from zoo.kernels.ops import bias_act_grad, layer_norm_grad
+from zoo.kernels.ops._overlap import kernels_run
+
+
+@torch.library.custom_op("kernelzoo::layer_norm_grad", mutates_args=())
+def _through_norm(
+    gradient: Tensor,
+    total: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    factor: Tensor | None,
+    beside: Tensor | None,
+    branch: Tensor | None,
+    scale: Tensor | None,
+    share: Tensor | None,
+    branch_dtype: torch.dtype | None,
+) -> list[Tensor]:
+    """Run the op of tokens (N, ..., C), as maps."""
+    beside, branch = (None if t is None else _map(t) for t in (beside, branch))
+    given = (_map(gradient), _map(total), mean, inverse, factor, beside, branch, scale, share)
+    ours = kernels_run(total) and not layer_norm_grad.supports(*given, branch_dtype=branch_dtype)
+    sums, *made = (layer_norm_grad.launch if ours else layer_norm_grad.reference)(*given, branch_dtype=branch_dtype)
+    return [sums, *(one.permute(0, 2, 3, 1).contiguous().view(total.shape) for one in made)]
+
+
+@_through_norm.register_fake
+def _(
+    gradient: Any, total: Any, mean: Any, inverse: Any, factor: Any, beside: Any, branch: Any, scale: Any, share: Any, branch_dtype: Any
+) -> list[Tensor]:
+    rows = 2 if branch_dtype is None else 3 if scale is None else 4
+    made = [total.new_empty((rows, total.shape[-1]), dtype=torch.float32), total.new_empty(total.shape)]
+    return made if branch_dtype is None else [*made, total.new_empty(total.shape, dtype=branch_dtype)]
+
+
+@torch.library.custom_op("kernelzoo::gelu_grad", mutates_args=())
+def _through_gelu(gradient: Tensor, before: Tensor) -> list[Tensor]:
+    """Return the sums for the bias, and the gradient before GELU, of tokens (N, ..., C)."""
+    gradient, read = _map(gradient), _map(before)
+    ours = kernels_run(read) and not bias_act_grad.supports(gradient, read, act="gelu")
+    sums, made = (bias_act_grad.launch if ours else bias_act_grad.reference)(gradient, read, act="gelu")
+    return [sums, made.permute(0, 2, 3, 1).contiguous().view(before.shape)]
+
+
+@_through_gelu.register_fake
+def _(gradient: Any, before: Any) -> list[Tensor]:
+    return [before.new_empty(before.shape[-1:], dtype=torch.float32), gradient.new_empty(before.shape)]
+
+
+def _map(tokens: Tensor) -> Tensor:
+    """Return tokens (N, ..., C) as a map (N, C, L, 1) in channels_last memory."""
+    n, c = tokens.shape[0], tokens.shape[-1]
+    return tokens.reshape(n, -1, 1, c).contiguous().permute(0, 3, 1, 2)
+
+
+class _Stream(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, branch: Tensor | None, bias: Tensor | None, scale: Tensor | None, share: Tensor | None, weight: Tensor,
+        shift: Tensor, eps: float, dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        total = x.view_as(x)
+        if branch is not None:
+            scaled = branch if scale is None else branch * scale
+            total = (x + (scaled if share is None else scaled * share)).contiguous()
+        y, mean, inverse = torch.native_layer_norm(total, (total.shape[-1],), weight, shift, eps)
+        ctx.save_for_backward(total, mean, inverse, weight, None if scale is None else branch, scale, share)
+        ctx.types = x.dtype, None if branch is None else branch.dtype, None if bias is None else bias.dtype
+        ctx.set_materialize_grads(False)
+        return total, y.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        beside, gradient = gradients
+        total, mean, inverse, weight, branch, scale, share = ctx.saved_tensors
+        x_type, branch_type, bias_type = ctx.types
+        gradient = torch.zeros_like(total) if gradient is None else gradient
+        flat = (v.reshape(-1).float() for v in (mean, inverse))
+        shares = None if share is None else share.reshape(-1).float()
+        sums, of_total, *rest = _through_norm(gradient, total, *flat, weight, beside, branch, scale, shares, branch_type)
+        of_branch = rest[0] if rest else None
+        of_bias = of_scale = None
+        if bias_type is not None:
+            of_bias = (sums[2] if scale is None else sums[2] * scale).to(bias_type)
+        if scale is not None:
+            of_scale = sums[3]
+        return of_total.to(x_type), of_branch, of_bias, of_scale, None, sums[0].to(weight.dtype), sums[1].to(weight.dtype), None, None
+
+
+def add_layer_norm(
+    x: Tensor, branch: Tensor | None, bias: Tensor | None, scale: Tensor | None, share: Tensor | None, weight: Tensor, shift: Tensor,
+    eps: float, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute ``total = x + branch * scale * share`` and ``layer_norm(total)`` over the last axis, differentiably.
+
+    Args:
+        x: the stream, (N, ..., C).
+        branch: what is added to it, of its shape; None where nothing is.
+        bias: (C,), one that `branch` holds as a summand already and whose gradient is wanted here; None where there is none.
+        scale: float32 (C,), a layer scale, or None.
+        share: (N, 1, ..., 1), stochastic depth's factor for each image, which has no gradient, or None.
+        weight: float32 (C,), the norm's.
+        shift: float32 (C,), the norm's.
+        eps: added to the variance.
+        dtype: of the norm's result. Half precision where whoever reads it rounds to that anyway.
+
+    Returns:
+        The total, which whoever reads the stream behind the norm is to read, so that its gradient comes back here; and the norm's result.
+    """
+    made: tuple[Tensor, Tensor] = _Stream.apply(x, branch, bias, scale, share, weight, shift, eps, dtype)  # pyright: ignore[reportAssignmentType]
+    return made
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, before: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(before)
+        ctx.type = bias.dtype
+        return F.gelu(before)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (before,) = ctx.saved_tensors
+        sums, of_before = _through_gelu(gradients[0].to(before.dtype), before)
+        return of_before, sums.to(ctx.type)
+
+
+def gelu(before: Tensor, bias: Tensor) -> Tensor:
+    """Compute GELU of a product's result, differentiably.
+
+    Args:
+        before: (N, ..., C), a product's result with its bias.
+        bias: (C,), that bias, whose gradient is wanted here and not of the product.
+
+    Returns:
+        The activated tensor, of the dtype of `before`.
+    """
+    made: Tensor = _Gelu.apply(before, bias)  # pyright: ignore[reportAssignmentType]
+    return made

@@ -1,0 +1,286 @@
+"""Find, among the calls that PyTorch's compiler is given, those whose way back kernels of ours take: a sum and the layer norm of it, GELU.
+
+The calls of a stretch come back with some of them put together: ``x + branch`` and ``layer_norm`` are one, with the layer scale and
+stochastic depth of that branch; ``gelu`` behind a product takes its bias's gradient, and so does a sum of a product that it adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from zoo.kernels.training import kernels
+from zoo.kernels.training.calls import arguments, plainly
+from zoo.kernels.training.record import Call, Recording, Ref
+
+_ADD = {"add", "__add__", "__radd__"}
+_MUL = {"mul", "__mul__", "__rmul__", "multiply"}
+_MOVES = {
+    "reshape", "view", "permute", "transpose", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "swapaxes", "movedim", "t",
+    "view_as", "roll", "pad", "chunk", "split", "unbind", "__getitem__", "select", "narrow",
+}  # fmt: skip
+"""Calls that move numbers and compute nothing."""
+_ORDERS = {"reshape", "view", "permute", "transpose", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "swapaxes", "movedim"}
+"""Those behind which every number is still there, once."""
+_ROUNDING = {"linear", "multi_head_attention_forward", "conv2d"}
+"""Calls that round their maps for autocast anyway."""
+_LAYER_NORM = {"input": None, "normalized_shape": None, "weight": None, "bias": None, "eps": 1e-5}
+_LINEAR = {"input": None, "weight": None, "bias": None}
+_GELU = {"input": None, "approximate": "none"}
+_DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
+_OUT_BIAS = 12
+"""Where `multi_head_attention_forward` takes its last product's bias."""
+
+
+def fused(recording: Recording, calls: Sequence[Call], wanted: Sequence[int]) -> list[Call]:
+    """Return the calls with those put together whose way back kernels take.
+
+    Args:
+        recording: whose calls they are.
+        calls: a stretch of it.
+        wanted: values that are read behind it.
+    """
+    return _Streams(recording, calls, wanted).calls()
+
+
+class _Streams:
+    def __init__(self, recording: Recording, calls: Sequence[Call], wanted: Sequence[int]) -> None:
+        self.values, self.given, self.wanted = recording.values, list(calls), set(wanted)
+        self.makers = {number: index for index, call in enumerate(calls) for number in call.makes}
+        self.readers: dict[int, list[int]] = {}
+        for index, call in enumerate(calls):
+            for number in dict.fromkeys(call.reads):
+                self.readers.setdefault(number, []).append(index)
+        self.written = {memory for call in calls for memory in call.writes}
+        self.free = 1 + max([len(self.values), *(number for call in calls for number in call.makes)])
+        self.instead: dict[int, Call | None] = {}
+        """By place: what is called there now, None for nothing."""
+        self.later: list[tuple[int, int, int]] = []
+        """(place, value, value): whoever is behind the place reads the second one instead of the first."""
+
+    def calls(self) -> list[Call]:
+        for index, call in enumerate(self.given):
+            if call.name == "layer_norm":
+                self._norm(index, call)
+        for index, call in enumerate(self.given):
+            if call.name == "gelu":
+                self._gelu(index, call)
+        made: list[Call] = []
+        for index in range(len(self.given)):
+            call = self.instead.get(index, self.given[index])
+            if call is not None:
+                renamed = {old: new for place, old, new in self.later if place < index}
+                made.append(_reading(call, renamed) if renamed else call)
+        return made
+
+    def _norm(self, index: int, call: Call) -> None:
+        given = arguments(call, _LAYER_NORM) if plainly(call) and not call.writes else None
+        if given is None or not all(isinstance(given[name], Ref) for name in ("input", "weight", "bias")):
+            return
+        total, weight, shift = (int(given[name]) for name in ("input", "weight", "bias"))
+        shape = self.values[total].shape
+        affine = [self.values[number] for number in (weight, shift)]
+        if tuple(given["normalized_shape"]) != shape[-1:] or any(v.dtype != torch.float32 or v.shape != shape[-1:] for v in affine):
+            return
+        if len(shape) < 2 or self.values[total].memory in self.written:
+            return
+        makes = int(call.result)
+        how = {"eps": float(given["eps"]), "dtype": self._dtype(makes)}
+        place = self.makers.get(total)
+        sum_of = None if place is None or place in self.instead else self._sum(place)
+        if sum_of is None or place is None:
+            stream, self.free = self.free, self.free + 1
+            reads = (total, None, None, None, None, weight, shift)
+            self.instead[index] = _call(call, partial(_add_layer_norm, **how), reads, (stream, makes))
+            self.later.append((index, total, stream))
+            return
+        x, branch, bias, scale, share = sum_of
+        self.instead[place] = _call(call, partial(_add_layer_norm, **how), (x, branch, bias, scale, share, weight, shift), (total, makes))
+        self.instead[index] = None
+
+    def _sum(self, place: int) -> tuple[int, int, int | None, int | None, int | None] | None:
+        """Return the stream, the branch that is added to it, a bias in that branch, its layer scale and its share of images."""
+        call = self.given[place]
+        numbers = self._two(call, _ADD)
+        if numbers is None or call.writes or any(self.values[n].memory in self.written for n in numbers):
+            return None
+        if self.values[numbers[0]].shape != self.values[numbers[1]].shape:
+            return None
+        found = [(*self._scaled(branch), x) for branch, x in (numbers, numbers[::-1])]
+        branch, scale, share, muls, bias, x = max(found, key=lambda one: (one[4] is not None, len(one[3]), self._is_half(one[0])))
+        for index in muls:
+            self.instead[index] = None
+        if bias is not None:
+            self._without_bias(bias)
+        return x, branch, None if bias is None else self._bias_of(bias), scale, share
+
+    def _is_half(self, number: int) -> bool:
+        return self.values[number].dtype in kernels.HALF
+
+    def _two(self, call: Call, names: set[str]) -> tuple[int, int] | None:
+        """Return the values of a call of two tensors and nothing else."""
+        if call.name not in names or not plainly(call) or len(call.args) != 2 or call.kwargs:
+            return None
+        if not all(isinstance(arg, Ref) for arg in call.args) or call.args[0] == call.args[1]:
+            return None
+        return int(call.args[0]), int(call.args[1])
+
+    def _scaled(self, branch: int) -> tuple[int, int | None, int | None, tuple[int, ...], int | None]:
+        """Return what a branch was before it was scaled, its scale and share, the products' places, and the product with a bias in it."""
+        scale = share = None
+        muls: list[int] = []
+        shape = self.values[branch].shape
+        while (index := self._alone(branch)) is not None:
+            numbers = None if self.given[index].writes else self._two(self.given[index], _MUL)
+            for factor, rest in () if numbers is None else (numbers, numbers[::-1]):
+                if self.values[rest].shape != shape:
+                    continue
+                if scale is None and self._is_scale(factor, shape):
+                    scale, branch = factor, rest
+                    break
+                if scale is None and share is None and self._is_share(factor, shape):  # a share behind a scale only, as networks have it
+                    share, branch = factor, rest
+                    break
+            else:
+                break
+            muls.append(index)
+        return branch, scale, share, tuple(muls), self._biased(branch)
+
+    def _is_scale(self, number: int, shape: tuple[int, ...]) -> bool:
+        value = self.values[number]
+        return value.place is not None and value.dtype == torch.float32 and value.shape == shape[-1:]
+
+    def _is_share(self, number: int, shape: tuple[int, ...]) -> bool:
+        """Tell whether a value is a number for each image of which nobody asks a gradient: it is drawn before the stretch."""
+        value = self.values[number]
+        drawn = value.place is None and number not in self.makers
+        return drawn and value.shape == (shape[0], *(1 for _ in shape[1:])) != shape
+
+    def _alone(self, number: int) -> int | None:
+        """Return the place of the call that makes a value, which nobody but the next call reads, and nobody writes to."""
+        index = self.makers.get(number)
+        if index is None or index in self.instead or number in self.wanted or len(self.readers.get(number, ())) != 1:
+            return None
+        return None if self.values[number].memory in self.written or self.given[index].makes != (number,) else index
+
+    def _biased(self, number: int) -> int | None:
+        """Return the place of the product with a bias that a value is, whatever way its numbers were moved; None if it is none."""
+        c = self.values[number].shape[-1]
+        while (index := self.makers.get(number)) is not None and index not in self.instead:
+            call = self.given[index]
+            if len(self.readers.get(number, ())) != 1 or number in self.wanted or not plainly(call) or call.writes:
+                return None
+            if call.name == "linear":
+                given = arguments(call, _LINEAR)
+                whole = given is not None and isinstance(given["bias"], Ref) and self._is_bias(int(given["bias"]), c)
+                return index if whole else None
+            if call.name == "multi_head_attention_forward":
+                held = call.args[_OUT_BIAS] if len(call.args) > _OUT_BIAS else None
+                first = isinstance(call.result, (tuple, list)) and call.result[0] == number
+                return index if first and isinstance(held, Ref) and self._is_bias(int(held), c) else None
+            given = arguments(call, _DROPOUT) if call.name == "dropout" else None
+            idle = given is not None and not (given["p"] and given["training"])
+            if not (idle or call.name in _ORDERS) or len(call.reads) != 1 or self.values[call.reads[0]].shape[-1] != c:
+                return None
+            number = call.reads[0]
+        return None
+
+    def _is_bias(self, number: int, channels: int) -> bool:
+        value = self.values[number]
+        return value.place is not None and value.shape == (channels,)
+
+    def _bias_of(self, index: int) -> int:
+        call = self.given[index]
+        if call.name == "linear":
+            given = arguments(call, _LINEAR)
+            assert given is not None
+            return int(given["bias"])
+        return int(call.args[_OUT_BIAS])
+
+    def _without_bias(self, index: int) -> None:
+        """Let a product's bias have no gradient there."""
+        call = self.given[index]
+        if call.name == "linear":
+            given = arguments(call, _LINEAR)
+            assert given is not None
+            reads = tuple(given[name] for name in ("input", "weight", "bias"))
+            self.instead[index] = replace(call, func=_linear, args=reads, kwargs={})
+        else:
+            self.instead[index] = replace(call, func=partial(_attention, call.func))
+
+    def _gelu(self, index: int, call: Call) -> None:
+        given = arguments(call, _GELU) if plainly(call) and not call.writes else None
+        if index in self.instead or given is None or given["approximate"] != "none" or not isinstance(given["input"], Ref):
+            return
+        before = int(given["input"])
+        product = self._alone(before)
+        if product is None or self.given[product].name != "linear" or self._biased(before) != product:
+            return
+        bias = self._bias_of(product)
+        self._without_bias(product)
+        self.instead[index] = replace(call, func=_gelu, args=(Ref(before), Ref(bias)), kwargs={}, reads=(before, bias))
+
+    def _dtype(self, number: int) -> torch.dtype:
+        """Return the dtype that a norm's result may have: that to which everybody who reads it rounds, else its own."""
+        dtype = self.values[number].dtype
+        rounded = self._rounded(number)
+        return rounded.pop() if dtype == torch.float32 and len(rounded) == 1 and None not in rounded else dtype  # pyright: ignore[reportReturnType]
+
+    def _rounded(self, number: int) -> set[torch.dtype | None]:
+        """Return the dtypes to which those who read a value round it; None among them where one doesn't."""
+        found: set[torch.dtype | None] = {None} if number in self.wanted or self.values[number].memory in self.written else set()
+        for index in self.readers.get(number, ()):
+            call = self.given[index]
+            if call.name in _MOVES and plainly(call) and call.reads[0] == number and len(call.reads) == 1:
+                for made in call.makes:
+                    found |= self._rounded(made)
+            elif call.name in _ROUNDING and plainly(call) and all(self._is_half(made) for made in call.makes):
+                found |= {self.values[made].dtype for made in call.makes}
+            else:
+                found.add(None)
+        return found
+
+
+def _call(like: Call, func: Callable[..., Any], reads: tuple[int | None, ...], makes: tuple[int, ...]) -> Call:
+    """Return a call of a function of values, some of them left out, that makes a tuple."""
+    args = tuple(None if number is None else Ref(number) for number in reads)
+    return replace(
+        like, func=func, args=args, kwargs={}, reads=tuple(n for n in reads if n is not None), makes=makes, result=tuple(map(Ref, makes))
+    )
+
+
+def _reading(call: Call, renamed: dict[int, int]) -> Call:
+    """Return a call that reads other values."""
+    if not renamed.keys() & set(call.reads):
+        return call
+    args, kwargs = pytree.tree_map(lambda leaf: Ref(renamed.get(leaf, leaf)) if isinstance(leaf, Ref) else leaf, (call.args, call.kwargs))
+    return replace(call, args=args, kwargs=kwargs, reads=tuple(renamed.get(n, n) for n in call.reads))
+
+
+def _add_layer_norm(*tensors: Tensor | None, eps: float, dtype: torch.dtype) -> Any:
+    from zoo.kernels.differentiable import streams
+
+    return streams.add_layer_norm(*tensors, eps=eps, dtype=dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def _gelu(before: Tensor, bias: Tensor) -> Tensor:
+    from zoo.kernels.differentiable import streams
+
+    return streams.gelu(before, bias)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A product whose bias's gradient somebody else takes."""
+    return F.linear(x, weight, bias.detach())
+
+
+def _attention(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Attention whose last product's bias's gradient somebody else takes."""
+    return function(*args[:_OUT_BIAS], args[_OUT_BIAS].detach(), *args[_OUT_BIAS + 1 :], **kwargs)
