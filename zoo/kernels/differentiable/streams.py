@@ -1,8 +1,9 @@
 """A transformer's stream, differentiably: a branch added to it with the layer norm that reads the sum, and GELU behind a product.
 
-The ways there are PyTorch's own functions: its compiler, which is given these, makes one kernel of them and what stands beside them. The
-ways back are kernels, operators that the compiler leaves as they are. What it makes of them itself sums over all tokens in passes of their
-own: for a norm's weight and bias, for the bias of the product before the sum or before GELU, and for a layer scale.
+The norm's way there is PyTorch's own: its compiler, which is given these, makes one kernel of it and what stands beside it. The ways back
+are kernels, operators that the compiler leaves as they are. What it makes of them itself sums over all tokens in passes of their own: for a
+norm's weight and bias, for the bias of the product before the sum or before GELU, and for a layer scale. GELU's way there is a kernel too,
+for the library's erf takes longer than memory.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops import bias_act_grad, layer_norm_grad
+from zoo.kernels.ops import bias_act_grad, layer_norm_grad, pointwise
 from zoo.kernels.ops._overlap import kernels_run
 
 
@@ -45,6 +46,20 @@ def _(
     rows = 2 if branch_dtype is None else 3 if scale is None else 4
     made = [total.new_empty((rows, total.shape[-1]), dtype=torch.float32), total.new_empty(total.shape)]
     return made if branch_dtype is None else [*made, total.new_empty(total.shape, dtype=branch_dtype)]
+
+
+@torch.library.custom_op("kernelzoo::gelu", mutates_args=())
+def _activated(before: Tensor) -> Tensor:
+    """Compute GELU of tokens (N, ..., C)."""
+    read = _map(before)
+    if not kernels_run(read) or pointwise.supports(read, act="gelu"):
+        return F.gelu(before.contiguous())
+    return pointwise.launch(read, act="gelu").permute(0, 2, 3, 1).view(before.shape)
+
+
+@_activated.register_fake
+def _(before: Any) -> Tensor:
+    return before.new_empty(before.shape)
 
 
 @torch.library.custom_op("kernelzoo::gelu_grad", mutates_args=())
@@ -130,7 +145,7 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, before: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(before)
         ctx.type = bias.dtype
-        return F.gelu(before)
+        return _activated(before)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.precision import casts_of
 from zoo.kernels.compilation.inductor import graph_compiled
@@ -177,6 +178,7 @@ class Segment:
         makes: those that somebody behind it reads.
         compiler: what compiles it.
         plain: the calls as they run one by one.
+        made: what was compiled for stretches of the same calls, which blocks of a network are: by `meaning`, and what it was compiled for.
         failed: why the compiler's doesn't run; empty where it does.
     """
 
@@ -186,6 +188,7 @@ class Segment:
     makes: tuple[int, ...]
     compiler: Compiler
     plain: list[Bound]
+    made: dict[Any, Callable[..., Any]]
     failed: str = ""
     _made: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     _strides: list[tuple[int, ...]] = field(default_factory=list)
@@ -211,9 +214,24 @@ class Segment:
         form = tuple((tuple(x.shape), x.dtype, x.requires_grad) for x in given)
         if (run := self._made.get(form)) is None and not self._made:  # another form was not compared with anything
             self._strides = [x.stride() for x in given]
-            with casts_of(self.recording.device):
-                run = self._made[form] = self.compiler(self._graph(), given)
+            meaning = (*self.meaning(), form, *self._strides)
+            if (run := self.made.get(meaning)) is None:
+                with casts_of(self.recording.device):
+                    run = self.made[meaning] = self.compiler(self._graph(), given)
+            self._made[form] = run
         return run
+
+    def meaning(self) -> tuple[Any, ...]:
+        """Return what is computed, whatever the values' numbers: segments of one meaning compute the same of what they are given."""
+        places = {number: place for place, number in enumerate(self.reads)}
+        told: list[Any] = [len(self.reads)]
+        for call in self.calls:
+            for number in call.makes:
+                places.setdefault(number, len(places))
+            leaves, spec = pytree.tree_flatten((call.args, call.kwargs, call.result))
+            parts = [places[leaf] if isinstance(leaf, Ref) else (type(leaf), repr(leaf)) for leaf in leaves]
+            told.append((call.func, str(spec), tuple(parts), call.grad, call.autocast))
+        return *told, tuple(places[number] for number in self.makes)
 
     def _graph(self) -> fx.GraphModule:
         graph = fx.Graph()
@@ -255,6 +273,7 @@ def segments(recording: Recording, steps: Sequence[Step], found: Sequence[Stretc
         if isinstance(step, Beside):
             last[step.handed] = index
     made: dict[int, Segment] = {}
+    known: dict[Any, Callable[..., Any]] = {}
     for stretch in found:
         calls = tuple(step for step in steps[stretch.first : stretch.end] if isinstance(step, Call))
         own = {number for call in calls for number in call.makes}
@@ -262,5 +281,5 @@ def segments(recording: Recording, steps: Sequence[Step], found: Sequence[Stretc
         makes = tuple(number for number in sorted(own) if number in outputs or last.get(number, -1) >= stretch.end)
         if makes:
             plain = bind(calls, makes, set(reads))
-            made[stretch.first] = Segment(recording, calls, reads, makes, compiler, plain)
+            made[stretch.first] = Segment(recording, calls, reads, makes, compiler, plain, known)
     return made

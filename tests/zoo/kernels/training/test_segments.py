@@ -186,6 +186,33 @@ def won(network: nn.Module, images: Tensor, times: list[float], compiler: Compil
     return Contest(network, recorded(network, images), (images,), {}, clock, Times(choices), compiler).won({}, None, True)
 
 
+class Blocks(nn.Module):
+    """Blocks of tokens with a BatchNorm, which is a chain, between any two; the last one computes something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.BatchNorm2d(8) for _ in range(4)])
+        self.grow = nn.ModuleList([nn.Linear(8, 16) for _ in range(4)])
+        self.shrink, self.slopes = nn.ModuleList([nn.Linear(16, 8) for _ in range(4)]), (0.1, 0.1, 0.1, 0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, grow, shrink, slope in zip(self.norms, self.grow, self.shrink, self.slopes, strict=True):
+            x = norm(x)
+            x = x + shrink(F.leaky_relu(grow(x.permute(0, 2, 3, 1)), slope)).permute(0, 3, 1, 2)
+        return x.mean((2, 3))
+
+
+def test_what_blocks_have_in_common_is_compiled_once() -> None:
+    torch.manual_seed(0)
+    network, images, seen = Blocks().train(), torch.randn(4, 8, 6, 6), list[int]()
+    made = replay(network, images, lambda graph, given: seen.append(len(given)) or same(graph, given))
+    places = made.at(network)
+    got, expected = step(network, lambda x: made(places, [x]), images), step(network, network, images)
+    assert len(stretches_of(made)) == 4
+    assert len(seen) == 2  # the first three are one; the last has another slope
+    torch.testing.assert_close(got, expected)
+
+
 @pytest.fixture
 def tokens() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
