@@ -239,7 +239,7 @@ CASES: list[dict[str, Any]] = [
     {"name": "share", "shape": (3, 16, 5, 3), "given": "factor beside share", "branch": True},
     {"name": "all", "shape": (3, 20, 5, 3), "given": "factor beside scale share", "branch": True},
     {"name": "odd channels", "shape": (1, 13, 5, 3), "given": "factor beside", "branch": True},
-    {"name": "one channel", "shape": (2, 1, 3, 3), "given": "factor"},
+    {"name": "one channel", "shape": (2, 1, 3, 3), "given": "beside"},
     {"name": "slice", "shape": (2, 24, 7, 5), "given": "factor beside", "wide": 40, "branch": True},
     {"name": "far from zero", "shape": (2, 32, 4, 4), "given": "factor", "far": 50.0},
     {"name": "more channels than a warp's share", "shape": (1, 2056, 2, 1), "given": "factor beside", "branch": True},
