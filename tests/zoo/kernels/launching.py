@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.zoo.kernels.works import SETTING
-from zoo.kernels.compilation.workers import Compilers, stop_at_launch
+from zoo.kernels.compilation.compiler_process import stop_at_launch
+from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.passes.graph import Node
 from zoo.kernels.passes.merge import apply, merges
 from zoo.kernels.passes.pipeline import understand

@@ -6,7 +6,6 @@ gets a step without its numbers, launches the kernel on memory that it never tou
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import pickle
@@ -18,14 +17,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Any, Protocol
-
-import torch
 
 from zoo.kernels.compilation import fingerprint
 from zoo.kernels.compilation.cache_notes import Compiled, expected_place
-from zoo.kernels.compilation.fork_server import Forked, ForkServer, serve
+from zoo.kernels.compilation.compiler_process import BEGIN, Work, send
+from zoo.kernels.compilation.fork_server import Forked, ForkServer
 from zoo.kernels.measuring.stopwatch import phase, still_wanted
 
 MOST = 16
@@ -37,34 +33,9 @@ FEW_CORES = 4
 WORTH = 5
 """Missing kernels for which processes are started where a launch could compile them too: they need some seconds to start."""
 
-BEGIN = f"from {fingerprint.__name__} import begin; begin(); from {__name__} import main; main()"
-"""What a process that forks runs: the fingerprint is made while torch is imported."""
-
 _log = logging.getLogger("zoo.kernels")
 _expected: set[Path] = set()
 """Caches without notes that processes were started for."""
-
-
-class Work(Protocol):
-    """Something to compile."""
-
-    @property
-    def name(self) -> str:
-        """What progress shows."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """Everything that what is compiled depends on; the same in every process."""
-        ...
-
-    def portable(self) -> Work:
-        """Return what a process is sent: no tensor with data is in it."""
-        ...
-
-    def compile(self) -> None:
-        """Compile, in a process whose launches stop before they launch (`stop_at_launch`)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +257,7 @@ def _feed(
         with suppress(IndexError, OSError, EOFError, ValueError, pickle.UnpicklingError):  # ValueError: `close` has closed the pipe
             while True:
                 index = waiting.popleft()
-                _send(process.stdin, tasks[index].portable())
+                send(process.stdin, tasks[index].portable())
                 reason, always = pickle.load(process.stdout)
                 answers += 1
                 if reason:
@@ -299,72 +270,3 @@ def _feed(
         process.close()
         with suppress(OSError):
             processes[place] = start()
-
-
-def _send(pipe: IO[bytes], value: Any) -> None:
-    pipe.write(pickle.dumps(value))
-    pipe.flush()
-
-
-def stop_at_launch(capability: int) -> None:
-    """Make every launch of this process compile for a GPU of this capability, and do no more."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-    from triton.runtime.jit import JITFunction
-
-    from zoo.kernels.ops import _overlap
-
-    absent: Any = SimpleNamespace(  # answers what Triton asks of a driver before it compiles
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device=None: 0,
-        get_current_target=lambda: GPUTarget("cuda", capability, 32),
-        get_active_torch_device=lambda: torch.device("cpu"),
-    )
-    driver.set_active(absent)
-    _overlap.assume(capability >= 90)
-    launched = JITFunction.run
-
-    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        del warmup
-        kernel = launched(self, *args, grid=grid, warmup=True, **kwargs)
-        _build_launcher(kernel)
-        return kernel
-
-    JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _build_launcher(kernel: Any) -> None:
-    """Leave what calls a kernel in the cache too: Triton up to 3.6 has a C compiler make one for each signature, at the first launch."""
-    from triton.backends.nvidia import driver
-
-    if hasattr(driver, "make_launcher"):
-        with suppress(Exception):  # no compiler, or no driver to link to: the first launch will say so
-            driver.CudaLauncher(kernel.src, kernel.metadata)
-
-
-def main() -> None:
-    """Import what compiling takes. Then fork a process that compiles each time one is asked for."""
-    from zoo.kernels import ops
-
-    stop_at_launch(int(sys.argv[1]))
-    torch.set_num_threads(1)
-    ops.discover()
-    for name in sys.argv[2:]:
-        with suppress(ImportError):  # whoever needs it says so
-            importlib.import_module(name)
-    fingerprint.finish()
-    serve(_compile_what_comes)
-
-
-def _compile_what_comes(tasks: IO[bytes], answers: IO[bytes]) -> None:
-    """Compile until nothing more comes in; answer each task with nothing, or with why it could not be compiled."""
-    while True:
-        try:
-            task: Work = pickle.load(tasks)
-        except EOFError:
-            return
-        try:
-            task.compile()
-            _send(answers, ("", True))
-        except Exception as error:  # the compiler's own errors share no base
-            _send(answers, (f"{task.name}: {type(error).__name__}: {error}", not isinstance(error, (OSError, MemoryError))))

@@ -21,7 +21,7 @@ from preloaded import compiler
 import zoo
 from tests.zoo.kernels.compilation.processes import gone
 from tests.zoo.kernels.works import SETTING, norm_of, tasks_of
-from zoo.kernels.compilation import fingerprint, fork_server
+from zoo.kernels.compilation import compiler_process, fingerprint, fork_server
 from zoo.kernels.compilation import workers as compiling
 from zoo.kernels.compilation.cache_notes import NAME, Compiled, expected_place
 from zoo.kernels.compilation.workers import Compilers
@@ -287,10 +287,10 @@ def test_a_triton_that_makes_launchers_makes_them_here(monkeypatch: pytest.Monke
     kernel = SimpleNamespace(src="source", metadata="metadata")
     monkeypatch.setattr(driver, "CudaLauncher", lambda *of: made.append(of) or 1 / 0)
     monkeypatch.delattr(driver, "make_launcher", raising=False)
-    compiling._build_launcher(kernel)
+    compiler_process._build_launcher(kernel)
     assert not made
     monkeypatch.setattr(driver, "make_launcher", None, raising=False)
-    compiling._build_launcher(kernel)  # and what goes wrong is left to the first launch
+    compiler_process._build_launcher(kernel)  # and what goes wrong is left to the first launch
     assert made == [("source", "metadata")]
 
 

@@ -32,8 +32,8 @@ for work in (*tasks_of(zoo.SqueezeNet1_1, 64), *chains_of(zoo.ResNet20), *chains
 
 CHAINS = """
 import torch
-from zoo.kernels.compilation import workers as compiling
-compiling.stop_at_launch(90)
+from zoo.kernels.compilation.compiler_process import stop_at_launch
+stop_at_launch(90)
 from zoo.kernels.training import kernels
 kernels.on_kernels = lambda device: True
 from zoo.kernels.training.compiling import _works
@@ -80,7 +80,7 @@ print(len(kernels), sorted({name for kernel in kernels.values() for name, _ in k
 
 LENGTH = """
 import os, pathlib, re, torch
-from zoo.kernels.compilation.workers import stop_at_launch
+from zoo.kernels.compilation.compiler_process import stop_at_launch
 stop_at_launch(90)
 from zoo.kernels.ops import depthwise
 x = torch.empty(32, 672, 14, 14, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
