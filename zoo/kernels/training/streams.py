@@ -47,6 +47,8 @@ def fused(recording: Recording, calls: Sequence[Call], wanted: Sequence[int]) ->
         calls: a stretch of it.
         wanted: values that are read behind it.
     """
+    from zoo.kernels.differentiable import streams  # noqa: F401  its operators are declared here, where nothing is traced yet
+
     return _Streams(recording, calls, wanted).calls()
 
 

@@ -77,7 +77,12 @@ def same(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
 def learnt(network: nn.Module, run: Callable[[Tensor], Tensor], images: Tensor) -> list[Tensor]:
     torch.manual_seed(3)
     out = run(images)
-    return [out.detach(), *torch.autograd.grad(out.square().sum(), [images, *network.parameters()], allow_unused=True)]
+    return [out.detach(), *torch.autograd.grad(loss(out), [images, *network.parameters()], allow_unused=True)]
+
+
+def loss(out: Tensor) -> Tensor:
+    """Weigh what comes out: the squares of a norm's result add up to the same, whatever it was of."""
+    return (out.float() * torch.arange(out.numel()).sin().view(out.shape)).sum()
 
 
 def made_of(network: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch, compiler: Any = same) -> tuple[Any, list[Call]]:
@@ -170,3 +175,87 @@ def test_the_compiler_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     run, calls = made_of(network, images, monkeypatch, inductor)
     assert count(calls)["norm branch bias scale share"] == 4
     like(learnt(network, run, images), learnt(network, network, images), 2e-6)
+
+
+class Odd(nn.Module):
+    """What is like a stream and isn't, or not quite; `kind` says which."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.second, self.plain = nn.LayerNorm(C), nn.LayerNorm(C), nn.LayerNorm(C, elementwise_affine=False)
+        self.wide = nn.LayerNorm((4, C))
+        self.one, self.two, self.scale = nn.Linear(C, C), nn.Linear(C, C), nn.Parameter(torch.rand(C) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(2).transpose(1, 2)
+        branch = self.one(x)
+        if self.kind == "two norms of a sum":
+            x = x + branch
+            return self.first(x) + self.second(x) * x
+        if self.kind == "a branch that is read twice":
+            return self.first(x + branch) + branch.tanh()
+        if self.kind == "a sum of itself":
+            return self.first(branch + branch)
+        if self.kind == "written in place":
+            x = x + branch
+            x.mul_(2)
+            return self.first(x) + x
+        if self.kind == "a norm without weights":
+            return self.plain(x + branch)
+        if self.kind == "a norm over two axes":
+            return self.wide(x + branch)
+        if self.kind == "GELU by tanh":
+            return F.gelu(branch, approximate="tanh") + self.two(x).tanh()
+        if self.kind == "GELU of what is read twice":
+            return F.gelu(branch) + branch
+        if self.kind == "one product used twice":
+            return self.first(x + self.one(branch)) + F.gelu(self.one(x))
+        if self.kind == "a scale of something else":
+            return self.first(x * self.scale + branch * x)
+        if self.kind == "broadcast":
+            return self.first(x + branch.mean(1, keepdim=True))
+        assert self.kind == "both are branches"
+        return self.first(self.one(x) + self.two(x)) * x
+
+
+KINDS = {
+    "two norms of a sum": {"norm branch bias": 1, "norm": 1, "linear": 1, "PyTorch's add": 1, "PyTorch's mul": 1},
+    "a branch that is read twice": {"norm branch": 1, "PyTorch's add": 1},
+    "a sum of itself": {"norm": 1, "PyTorch's add": 1},
+    "written in place": {"PyTorch's add": 2, "PyTorch's layer_norm": 1},
+    "a norm without weights": {"PyTorch's add": 1, "PyTorch's layer_norm": 1},
+    "a norm over two axes": {"PyTorch's add": 1, "PyTorch's layer_norm": 1},
+    "GELU by tanh": {"PyTorch's gelu": 1, "PyTorch's add": 1},
+    "GELU of what is read twice": {"PyTorch's gelu": 1, "PyTorch's add": 1},
+    "one product used twice": {"norm branch bias": 1, "gelu": 1, "linear": 2, "PyTorch's add": 1},
+    "a scale of something else": {"norm branch scale": 1, "PyTorch's mul": 1},
+    "broadcast": {"norm": 1, "PyTorch's add": 1},
+    "both are branches": {"norm branch bias": 1, "linear": 1, "PyTorch's mul": 1},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_quite_a_stream_learns_what_it_did(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network, images = Odd(kind).train(), torch.randn(3, C, 2, 2, requires_grad=True)
+    run, calls = made_of(network, images, monkeypatch)
+    assert count(calls) == KINDS[kind]
+    like(learnt(network, run, images), learnt(network, network, images), 2e-6)
+
+
+def test_what_does_not_learn_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network, images = Transformer("scale").train(), torch.randn(3, 3, 8, 8)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(any(part in name for part in ("scales.0", "grow.bias", "second.weight", "out.bias")))
+    recording = record(network, (images,), {}, CPU)
+    monkeypatch.setattr(segments_of, "on_kernels", lambda device: True)
+    steps, _, counted = steps_of(recording, {})
+    replay = compiled(recording, steps, counted, same, None, beside=True)
+    assert replay is not None
+    places = replay.at(network)
+    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    assert len(learning) == 8
+    got, expected = (torch.autograd.grad(loss(run(images)), learning) for run in (lambda x: replay(places, [x]), network))
+    like([*got], [*expected], 2e-6)
