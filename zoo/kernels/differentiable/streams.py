@@ -8,6 +8,7 @@ for the library's erf takes longer than memory.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ def _through_norm(
     given = (_map(gradient), _map(total), mean, inverse, factor, beside, branch, scale, share)
     ours = kernels_run(total) and not layer_norm_grad.supports(*given, branch_dtype=branch_dtype)
     sums, *made = (layer_norm_grad.launch if ours else layer_norm_grad.reference)(*given, branch_dtype=branch_dtype)
+    if len(made) == 2 and made[1] is made[0]:  # the reference's, where nothing tells them apart
+        made[1] = made[0].clone()
     return [sums, *(one.permute(0, 2, 3, 1).contiguous().view(total.shape) for one in made)]
 
 
@@ -44,7 +47,8 @@ def _(
     gradient: Any, total: Any, mean: Any, inverse: Any, factor: Any, beside: Any, branch: Any, scale: Any, share: Any, branch_dtype: Any
 ) -> list[Tensor]:
     rows = 2 if branch_dtype is None else 3 if scale is None else 4
-    made = [total.new_empty((rows, total.shape[-1]), dtype=torch.float32), total.new_empty(total.shape)]
+    wide = torch.promote_types(torch.promote_types(gradient.dtype, total.dtype), torch.float32)
+    made = [total.new_empty((rows, total.shape[-1]), dtype=wide), total.new_empty(total.shape)]
     return made if branch_dtype is None else [*made, total.new_empty(total.shape, dtype=branch_dtype)]
 
 
@@ -73,13 +77,14 @@ def _through_gelu(gradient: Tensor, before: Tensor) -> list[Tensor]:
 
 @_through_gelu.register_fake
 def _(gradient: Any, before: Any) -> list[Tensor]:
-    return [before.new_empty(before.shape[-1:], dtype=torch.float32), gradient.new_empty(before.shape)]
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    return [before.new_empty(before.shape[-1:], dtype=wide), gradient.new_empty(before.shape)]
 
 
 def _map(tokens: Tensor) -> Tensor:
     """Return tokens (N, ..., C) as a map (N, C, L, 1) in channels_last memory."""
-    n, c = tokens.shape[0], tokens.shape[-1]
-    return tokens.reshape(n, -1, 1, c).contiguous().permute(0, 3, 1, 2)
+    n, *between, c = tokens.shape
+    return tokens.reshape(n, math.prod(between), 1, c).contiguous().permute(0, 3, 1, 2)
 
 
 class _Stream(torch.autograd.Function):
@@ -91,7 +96,7 @@ class _Stream(torch.autograd.Function):
         total = x.view_as(x)
         if branch is not None:
             scaled = branch if scale is None else branch * scale
-            total = (x + (scaled if share is None else scaled * share)).contiguous()
+            total = x + (scaled if share is None else scaled * share)
         y, mean, inverse = torch.native_layer_norm(total, (total.shape[-1],), weight, shift, eps)
         ctx.save_for_backward(total, mean, inverse, weight, None if scale is None else branch, scale, share)
         ctx.types = x.dtype, None if branch is None else branch.dtype, None if bias is None else bias.dtype
@@ -131,10 +136,10 @@ def add_layer_norm(
         weight: float32 (C,), the norm's.
         shift: float32 (C,), the norm's.
         eps: added to the variance.
-        dtype: of the norm's result. Half precision where whoever reads it rounds to that anyway.
+        dtype: of the norm's result. Half precision where what reads it rounds to that anyway.
 
     Returns:
-        The total, which whoever reads the stream behind the norm is to read, so that its gradient comes back here; and the norm's result.
+        The total and the norm's result. What reads the stream behind the norm is to read this total, so that its gradient comes back here.
     """
     made: tuple[Tensor, Tensor] = _Stream.apply(x, branch, bias, scale, share, weight, shift, eps, dtype)  # pyright: ignore[reportAssignmentType]
     return made

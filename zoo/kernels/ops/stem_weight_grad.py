@@ -3,7 +3,7 @@
 What an output pixel has seen is KH runs of contiguous memory, so the gradient is one matrix product over all output pixels, which
 programs share out; their parts are added in a fixed order. Behind an activation the gradient is multiplied by its slope where it is
 read, and the bias's gradient is added there: nobody needs that map, for images have no gradient. Without one it is added in a pass of its
-own: what is loaded for the product is overwritten too early where something else reads it too (Triton 3.6 on an H200: 8 warps, 224 places).
+own: where something else reads what is loaded for the product too, the product was wrong (Triton 3.6 on an H200: 8 warps, 224 places).
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false

@@ -289,7 +289,8 @@ class Check:
                 drawn = [torch.randn(out.shape, generator=generator).to(out.device, self.dtype) for out in outs]
                 gradients.extend(g.contiguous(memory_format=_format(out)) for g, out in zip(drawn, outs, strict=True))
             given_back = [g.to(out.dtype, copy=True) for g, out in zip(gradients, outs, strict=True)]  # a branch's is added to in place
-            found = torch.autograd.grad(outs, asked, given_back) if asked else ()
+            learning = [(out, g) for out, g in zip(outs, given_back, strict=True) if out.requires_grad]  # images that are handed on don't
+            found = torch.autograd.grad([out for out, _ in learning], asked, [g for _, g in learning]) if asked else ()
             still = [i for i, (t, own) in enumerate(zip(given, places, strict=True)) if own and not t.requires_grad]
             still = [i for i in still if given[i].is_floating_point()]
             compared[:] = ["output", *(f"gradient of {names[i]}" for i, t in enumerate(given) if t.requires_grad)]

@@ -99,9 +99,13 @@ class Contest:
                 if way == "whole" and not known and not refused and self._is_little(without):
                     continue  # what lies between chains was the whole, and would be compiled twice
                 steps, _, _ = steps_of(self.recording, without_any(self.recording) if way == "whole" else without)
-                replay = compiled(self.recording, steps, counted, self.compiler, recompute, beside)
-                if replay is not None:  # something is left between chains
+                for fuses in (True, False):
+                    replay = compiled(self.recording, steps, counted, self.compiler, recompute, beside, fuses)
+                    if replay is None:  # nothing is left between chains
+                        break
                     served, refused = self._better(way, replay, served)
+                    if not refused or not _fused(replay):
+                        break
         if not known:
             self._keep(served, chains_us)
         return served
@@ -130,16 +134,16 @@ class Contest:
         try:
             us = self.clock(self._step(replay))
             if served.us is not None and us > FASTER * served.us:
-                served.notes.append(f"{_SAID[way]}: {us / 1000:.2f} ms, no faster than {served.us / 1000:.2f}")
+                served.notes.append(f"{_said(way, replay)}: {us / 1000:.2f} ms, no faster than {served.us / 1000:.2f}")
                 return served, False
             errors, wrong = self.check.compared(replay)
         except Exception as error:  # whatever the compiler stumbles over, or no room for a comparison at this size
             wrong = f"{type(error).__name__}: {first_line(error)}"
         if wrong or not errors:
-            served.notes.append(f"{_SAID[way]}: not served, {wrong or 'nothing could be compared'}")
+            served.notes.append(f"{_said(way, replay)}: not served, {wrong or 'nothing could be compared'}")
             return served, True
         beaten = f" instead of {served.us / 1000:.2f}" if served.us is not None else ""
-        note = f"{_SAID[way]}: {us / 1000:.2f} ms there and back{beaten}"
+        note = f"{_said(way, replay)}: {us / 1000:.2f} ms there and back{beaten}"
         return Won(replay, way, errors, [*served.notes, note], us), False
 
     def _step(self, replay: Replay) -> Callable[[], object]:
@@ -189,13 +193,22 @@ def served(contest: Contest, without: Without, recompute: bool | None, beside: b
 
 
 def compiled(
-    recording: Recording, steps: list[Step], counted: dict[int, list[int]], compiler: Compiler, recompute: bool | None, beside: bool
+    recording: Recording,
+    steps: list[Step],
+    counted: dict[int, list[int]],
+    compiler: Compiler,
+    recompute: bool | None,
+    beside: bool,
+    fuses: bool = True,
 ) -> Replay | None:
-    """Return a replay whose stretches between chains the compiler runs; None where there are none."""
+    """Return a replay whose stretches between chains the compiler runs; None where there are none.
+
+    If it `fuses`, kernels go back through layer norms, sums and GELU inside of these, where kernels run.
+    """
     steps = early(recording, steps)
     again = remade(recording, steps, recompute) if beside else Remade()
     left = frozenset((*again.maps, *again.convs, *again.convs.values()))
-    found = segments(recording, steps, stretches(recording, steps, left), compiler)
+    found = segments(recording, steps, stretches(recording, steps, left), compiler, fuses)
     if not found:
         return None
     together = {(first, first + len(segment.calls)): segment for first, segment in found.items()}
@@ -205,3 +218,13 @@ def compiled(
 def stretches_of(replay: Replay) -> list[Segment]:
     """Return what the compiler runs in a replay."""
     return [run for run in replay.together.values() if isinstance(run, Segment)]
+
+
+def _fused(replay: Replay) -> bool:
+    """Tell whether kernels go back through streams in what the compiler runs."""
+    return any(segment.fused for segment in stretches_of(replay))
+
+
+def _said(way: str, replay: Replay) -> str:
+    """Name a way as `why` does."""
+    return f"{_SAID[way]}, norms and GELU back by kernels" if _fused(replay) else _SAID[way]

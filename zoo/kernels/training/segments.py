@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.precision import casts_of
 from zoo.kernels.compilation.inductor import graph_compiled
-from zoo.kernels.training.calls import arguments, plainly
+from zoo.kernels.training.calls import NEW, arguments, plainly
 from zoo.kernels.training.kernels import on_kernels
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Beside, Bound, Step, bind, values_of
@@ -45,8 +45,6 @@ _DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
 _ATTENTION = {
     "query": None, "key": None, "value": None, "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
 }  # fmt: skip
-_NEW = {"new_empty", "new_zeros", "new_ones"}
-"""Calls that read of a tensor no more than its dtype and device."""
 
 
 def inductor(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
@@ -100,7 +98,7 @@ def early(recording: Recording, steps: Sequence[Step]) -> list[Step]:
         if not isinstance(step, Call):
             continue
         call = step
-        if call.name in _NEW and call.args and isinstance(call.args[0], Ref) and plainly(call) and isinstance(call.result, Ref):
+        if call.name in NEW and call.args and isinstance(call.args[0], Ref) and plainly(call) and isinstance(call.result, Ref):
             call = _new(recording, call)
         free = not isinstance(step, Beside) and plainly(call) and all(number in fixed for number in call.reads)
         if free:
@@ -179,7 +177,8 @@ class Segment:
         compiler: what compiles it.
         plain: the calls as they run one by one.
         made: what was compiled for stretches of the same calls, which blocks of a network are: by `meaning`, and what it was compiled for.
-        failed: why the compiler's doesn't run; empty where it does.
+        fuses: whether kernels are to go back through streams.
+        fused: whether they do, once it was compiled here.
     """
 
     recording: Recording
@@ -189,7 +188,8 @@ class Segment:
     compiler: Compiler
     plain: list[Bound]
     made: dict[Any, Callable[..., Any]]
-    failed: str = ""
+    fuses: bool = False
+    fused: bool = False
     _made: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     _strides: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -211,7 +211,7 @@ class Segment:
     def _compiled(self, given: list[Any]) -> Callable[..., Any] | None:
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return None
-        form = tuple((tuple(x.shape), x.dtype, x.requires_grad) for x in given)
+        form = tuple((tuple(x.shape), x.dtype, x.device, x.requires_grad) for x in given)
         if (run := self._made.get(form)) is None and not self._made:  # another form was not compared with anything
             self._strides = [x.stride() for x in given]
             meaning = (*self.meaning(), form, *self._strides)
@@ -229,7 +229,7 @@ class Segment:
             for number in call.makes:
                 places.setdefault(number, len(places))
             leaves, spec = pytree.tree_flatten((call.args, call.kwargs, call.result))
-            parts = [places[leaf] if isinstance(leaf, Ref) else (type(leaf), repr(leaf)) for leaf in leaves]
+            parts = [places[leaf] if isinstance(leaf, Ref) else _said(leaf) for leaf in leaves]
             told.append((call.func, str(spec), tuple(parts), call.grad, call.autocast))
         return *told, tuple(places[number] for number in self.makes)
 
@@ -241,7 +241,10 @@ class Segment:
         return fx.GraphModule(nn.Module(), graph)
 
     def _function(self) -> Callable[..., list[Any]]:
-        calls = fused(self.recording, self.calls, self.makes) if on_kernels(self.recording.device) else self.calls
+        calls, self.fused = list(self.calls), self.fuses
+        if self.fuses:
+            calls = fused(self.recording, self.calls, self.makes)
+            self.fused = calls != list(self.calls)
         bounds = bind(calls, self.makes, set(self.reads))
         room = 1 + max((*self.reads, *self.makes, *(n for call in calls for n in call.makes)))
 
@@ -256,6 +259,17 @@ class Segment:
         return stretch
 
 
+_WRITTEN = (
+    bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, slice, type(None), type(...),
+)  # fmt: skip
+"""Arguments of calls that `repr` writes down whole."""
+
+
+def _said(leaf: Any) -> tuple[type, Any]:
+    """Return what tells an argument from others: of what may be large, as NumPy's arrays, which object it is."""
+    return type(leaf), repr(leaf) if type(leaf) in _WRITTEN else id(leaf)
+
+
 def _laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     """Return a tensor as it lay when the stretch was compiled, itself if it does."""
     if x.stride() == strides:
@@ -263,8 +277,11 @@ def _laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
-def segments(recording: Recording, steps: Sequence[Step], found: Sequence[Stretch], compiler: Compiler) -> dict[int, Segment]:
-    """Return the segments of some stretches, by the place of their first step."""
+def segments(
+    recording: Recording, steps: Sequence[Step], found: Sequence[Stretch], compiler: Compiler, fuses: bool = True
+) -> dict[int, Segment]:
+    """Return the segments of some stretches, by the place of their first step; kernels go back through their streams if it `fuses`."""
+    fuses = fuses and on_kernels(recording.device)
     outputs = {int(leaf) for leaf in recording.outputs if isinstance(leaf, Ref)}
     last: dict[int, int] = {}
     for index, step in enumerate(steps):
@@ -281,5 +298,5 @@ def segments(recording: Recording, steps: Sequence[Step], found: Sequence[Stretc
         makes = tuple(number for number in sorted(own) if number in outputs or last.get(number, -1) >= stretch.end)
         if makes:
             plain = bind(calls, makes, set(reads))
-            made[stretch.first] = Segment(recording, calls, reads, makes, compiler, plain, known)
+            made[stretch.first] = Segment(recording, calls, reads, makes, compiler, plain, known, fuses)
     return made

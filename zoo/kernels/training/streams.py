@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import arguments, plainly
+from zoo.kernels.training.calls import NEW, arguments, plainly
 from zoo.kernels.training.record import Call, Recording, Ref
 
 _ADD = {"add", "__add__", "__radd__"}
@@ -27,8 +27,9 @@ _MOVES = {
     "view_as", "roll", "pad", "chunk", "split", "unbind", "__getitem__", "select", "narrow",
 }  # fmt: skip
 """Calls that move numbers and compute nothing."""
-_ORDERS = {"reshape", "view", "permute", "transpose", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "swapaxes", "movedim"}
-"""Those behind which every number is still there, once."""
+_SHAPES = {"reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous"}
+"""Those that leave the numbers in their order."""
+_SWAPS = {"transpose", "swapaxes"}
 _ROUNDING = {"linear", "multi_head_attention_forward", "conv2d"}
 """Calls that round their maps for autocast anyway."""
 _LAYER_NORM = {"input": None, "normalized_shape": None, "weight": None, "bias": None, "eps": 1e-5}
@@ -55,6 +56,7 @@ def fused(recording: Recording, calls: Sequence[Call], wanted: Sequence[int]) ->
 class _Streams:
     def __init__(self, recording: Recording, calls: Sequence[Call], wanted: Sequence[int]) -> None:
         self.values, self.given, self.wanted = recording.values, list(calls), set(wanted)
+        self.made_by = {number: call for call in recording.calls for number in call.makes}
         self.makers = {number: index for index, call in enumerate(calls) for number in call.makes}
         self.readers: dict[int, list[int]] = {}
         for index, call in enumerate(calls):
@@ -65,7 +67,7 @@ class _Streams:
         self.instead: dict[int, Call | None] = {}
         """By place: what is called there now, None for nothing."""
         self.later: list[tuple[int, int, int]] = []
-        """(place, value, value): whoever is behind the place reads the second one instead of the first."""
+        """(place, value, value): what is called behind the place reads the second value instead of the first."""
 
     def calls(self) -> list[Call]:
         for index, call in enumerate(self.given):
@@ -96,7 +98,8 @@ class _Streams:
         makes = int(call.result)
         how = {"eps": float(given["eps"]), "dtype": self._dtype(makes)}
         place = self.makers.get(total)
-        sum_of = None if place is None or place in self.instead else self._sum(place)
+        there = all(v.place is not None and v.memory not in self.written for v in affine)  # not made only behind the sum
+        sum_of = self._sum(place) if there and place is not None and place not in self.instead else None
         if sum_of is None or place is None:
             stream, self.free = self.free, self.free + 1
             reads = (total, None, None, None, None, weight, shift)
@@ -142,7 +145,7 @@ class _Streams:
         while (index := self._alone(branch)) is not None:
             numbers = None if self.given[index].writes else self._two(self.given[index], _MUL)
             for factor, rest in () if numbers is None else (numbers, numbers[::-1]):
-                if self.values[rest].shape != shape:
+                if self.values[rest].shape != shape or any(self.values[number].memory in self.written for number in numbers or ()):
                     continue
                 if scale is None and self._is_scale(factor, shape):
                     scale, branch = factor, rest
@@ -160,10 +163,16 @@ class _Streams:
         return value.place is not None and value.dtype == torch.float32 and value.shape == shape[-1:]
 
     def _is_share(self, number: int, shape: tuple[int, ...]) -> bool:
-        """Tell whether a value is a number for each image of which nobody asks a gradient: it is drawn before the stretch."""
+        """Tell whether a value is a number for each image that was drawn before the stretch: nobody asks a gradient of that."""
         value = self.values[number]
-        drawn = value.place is None and number not in self.makers
-        return drawn and value.shape == (shape[0], *(1 for _ in shape[1:])) != shape
+        return number not in self.makers and value.shape == (shape[0], *(1 for _ in shape[1:])) != shape and self._is_drawn(number)
+
+    def _is_drawn(self, number: int) -> bool:
+        """Tell whether a value hangs on no parameter, buffer or input, but in shape and dtype."""
+        value, call = self.values[number], self.made_by.get(number)
+        if value.place is not None or value.constant is not None or call is None:
+            return False
+        return call.name in NEW or all(map(self._is_drawn, call.reads))
 
     def _alone(self, number: int) -> int | None:
         """Return the place of the call that makes a value, which nobody but the next call reads, and nobody writes to."""
@@ -189,10 +198,22 @@ class _Streams:
                 return index if first and isinstance(held, Ref) and self._is_bias(int(held), c) else None
             given = arguments(call, _DROPOUT) if call.name == "dropout" else None
             idle = given is not None and not (given["p"] and given["training"])
-            if not (idle or call.name in _ORDERS) or len(call.reads) != 1 or self.values[call.reads[0]].shape[-1] != c:
+            if not (idle or self._keeps_channels(call)) or len(call.reads) != 1 or self.values[call.reads[0]].shape[-1] != c:
                 return None
             number = call.reads[0]
         return None
+
+    def _keeps_channels(self, call: Call) -> bool:
+        """Tell whether a call moves tokens about and leaves the channels of each where they are."""
+        if call.kwargs or any(isinstance(arg, torch.dtype) for arg in call.args):
+            return False
+        last = len(self.values[call.reads[0]].shape) - 1
+        if call.name in _SWAPS:
+            return all(isinstance(axis, int) and axis not in (last, -1) for axis in call.args[1:])
+        if call.name == "permute":
+            axes = call.args[1] if len(call.args) == 2 else call.args[1:]
+            return axes[-1] in (last, -1)
+        return call.name in _SHAPES
 
     def _is_bias(self, number: int, channels: int) -> bool:
         value = self.values[number]
@@ -223,30 +244,33 @@ class _Streams:
             return
         before = int(given["input"])
         product = self._alone(before)
-        if product is None or self.given[product].name != "linear" or self._biased(before) != product:
+        if len(self.values[before].shape) < 2 or product is None or self.given[product].name != "linear" or self._biased(before) != product:
             return
         bias = self._bias_of(product)
         self._without_bias(product)
         self.instead[index] = replace(call, func=_gelu, args=(Ref(before), Ref(bias)), kwargs={}, reads=(before, bias))
 
     def _dtype(self, number: int) -> torch.dtype:
-        """Return the dtype that a norm's result may have: that to which everybody who reads it rounds, else its own."""
-        dtype = self.values[number].dtype
-        rounded = self._rounded(number)
-        return rounded.pop() if dtype == torch.float32 and len(rounded) == 1 and None not in rounded else dtype  # pyright: ignore[reportReturnType]
+        """Return the dtype that a norm's result may have: that to which its one reader rounds, else its own.
 
-    def _rounded(self, number: int) -> set[torch.dtype | None]:
-        """Return the dtypes to which those who read a value round it; None among them where one doesn't."""
-        found: set[torch.dtype | None] = {None} if number in self.wanted or self.values[number].memory in self.written else set()
+        Several readers' gradients are added, which half precision would round once more.
+        """
+        dtype, rounded = self.values[number].dtype, self._rounded(number)
+        half = rounded[0] if len(rounded) == 1 else None
+        return dtype if half is None or dtype != torch.float32 else half
+
+    def _rounded(self, number: int) -> list[torch.dtype | None]:
+        """Return the dtypes to which those that read a value round it, None for one that doesn't."""
+        found: list[torch.dtype | None] = [None] if number in self.wanted or self.values[number].memory in self.written else []
         for index in self.readers.get(number, ()):
             call = self.given[index]
             if call.name in _MOVES and plainly(call) and call.reads[0] == number and len(call.reads) == 1:
                 for made in call.makes:
-                    found |= self._rounded(made)
-            elif call.name in _ROUNDING and plainly(call) and all(self._is_half(made) for made in call.makes):
-                found |= {self.values[made].dtype for made in call.makes}
+                    found += self._rounded(made)
+            elif call.name in _ROUNDING and plainly(call) and len(call.makes) == 1 and self._is_half(call.makes[0]):
+                found.append(self.values[call.makes[0]].dtype)
             else:
-                found.add(None)
+                found.append(None)
         return found
 
 

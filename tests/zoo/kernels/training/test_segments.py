@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from zoo import fast, fast_step, why
+from zoo.kernels.differentiable import streams
 from zoo.kernels.training import contest
+from zoo.kernels.training import segments as segments_of
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.choosing import Times
 from zoo.kernels.training.contest import Contest, Won, compiled, served, stretches_of
@@ -189,15 +192,17 @@ def won(network: nn.Module, images: Tensor, times: list[float], compiler: Compil
 class Blocks(nn.Module):
     """Blocks of tokens with a BatchNorm, which is a chain, between any two; the last one computes something else."""
 
-    def __init__(self) -> None:
+    def __init__(self, orders: Any = (None,) * 4) -> None:
         super().__init__()
+        self.orders = orders
         self.norms = nn.ModuleList([nn.BatchNorm2d(8) for _ in range(4)])
         self.grow = nn.ModuleList([nn.Linear(8, 16) for _ in range(4)])
         self.shrink, self.slopes = nn.ModuleList([nn.Linear(16, 8) for _ in range(4)]), (0.1, 0.1, 0.1, 0.2)
 
     def forward(self, x: Tensor) -> Tensor:
-        for norm, grow, shrink, slope in zip(self.norms, self.grow, self.shrink, self.slopes, strict=True):
+        for norm, grow, shrink, slope, order in zip(self.norms, self.grow, self.shrink, self.slopes, self.orders, strict=True):
             x = norm(x)
+            x = x if order is None else x.flatten(2)[:, :, order].unflatten(2, x.shape[2:])
             x = x + shrink(F.leaky_relu(grow(x.permute(0, 2, 3, 1)), slope)).permute(0, 3, 1, 2)
         return x.mean((2, 3))
 
@@ -210,6 +215,18 @@ def test_what_blocks_have_in_common_is_compiled_once() -> None:
     got, expected = step(network, lambda x: made(places, [x]), images), step(network, network, images)
     assert len(stretches_of(made)) == 4
     assert len(seen) == 2  # the first three are one; the last has another slope
+    torch.testing.assert_close(got, expected)
+
+
+def test_what_differs_in_what_is_long_to_write_is_not_taken_for_the_same() -> None:
+    orders = [np.arange(1600) for _ in range(4)]
+    orders[1][800:900] = orders[1][800:900][::-1]
+    assert repr(orders[0]) == repr(orders[1])
+    torch.manual_seed(0)
+    network, images = Blocks(orders).train(), torch.randn(2, 8, 40, 40)
+    made = replay(network, images, same)
+    places = made.at(network)
+    got, expected = step(network, lambda x: made(places, [x]), images), step(network, network, images)
     torch.testing.assert_close(got, expected)
 
 
@@ -270,6 +287,21 @@ def test_the_compiler_gets_the_whole_where_what_lies_between_few_chains_is_refus
     assert "not served" in found.notes[0]
     assert True in wrongs
     assert wrongs[-1] is False
+
+
+def test_where_kernels_are_wrong_inside_of_a_stretch_the_compiler_gets_it_without_them(
+    tokens: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments_of, "on_kernels", lambda device: True)
+    right = streams.gelu
+    found = won(*tokens, [100.0, 110.0, 50.0, 70.0])
+    assert (found.way, found.us) == ("islands", 50.0)
+    assert "norms and GELU back by kernels: 0.05 ms" in found.notes[0]
+    monkeypatch.setattr(streams, "gelu", lambda before, bias: 1.1 * right(before, bias))
+    found = won(*tokens, [100.0, 110.0, 50.0, 60.0, 50.0, 70.0])
+    assert (found.way, found.us) == ("islands", 60.0)
+    assert "norms and GELU back by kernels: not served, outputs" in found.notes[0]
+    assert "between them: 0.06 ms" in found.notes[1]
 
 
 class TwiceTheGradient(torch.autograd.Function):

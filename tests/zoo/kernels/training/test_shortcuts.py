@@ -15,6 +15,7 @@ from zoo import fast, why
 from zoo.kernels.differentiable.shortcut import shortcut_conv
 from zoo.kernels.training import choosing, kernels
 from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.checking import Check
 from zoo.kernels.training.record import record
 from zoo.kernels.training.replay import Chain, Without
 
@@ -273,3 +274,23 @@ def test_real_shapes_agree_with_float64_on_the_gpu(dtype: torch.dtype, stats: bo
     allowed = {torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
     for mine, exact in zip((y, *found), (expected, *wanted), strict=True):
         assert off(mine, exact) < allowed
+
+
+class Forked(nn.Module):
+    """Two convolutions of what the network is given, of which the 1x1 one hands it on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.three = nn.Conv2d(8, 8, 1, bias=False), nn.Conv2d(8, 8, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) + self.three(x)
+
+
+def test_a_chain_that_hands_on_what_the_network_is_given_is_compared_where_that_does_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "shortcut_conv_refuses", lambda device: "")
+    torch.manual_seed(0)
+    network, images = Forked().to(torch.bfloat16).train(), torch.randn(2, 8, 6, 6, dtype=torch.bfloat16)
+    recording = record(network, (images,), {}, torch.device("cpu"))
+    assert [chain.branch_out is not None for chain in steps_of(recording, {})[1]] == [True]
+    assert not Check(network, recording, (images,), {}, torch.device("cpu")).verdict().without

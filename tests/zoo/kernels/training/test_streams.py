@@ -77,7 +77,8 @@ def same(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
 def learnt(network: nn.Module, run: Callable[[Tensor], Tensor], images: Tensor) -> list[Tensor]:
     torch.manual_seed(3)
     out = run(images)
-    return [out.detach(), *torch.autograd.grad(loss(out), [images, *network.parameters()], allow_unused=True)]
+    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    return [out.detach(), *torch.autograd.grad(loss(out), [images, *learning], allow_unused=True)]
 
 
 def loss(out: Tensor) -> Tensor:
@@ -86,13 +87,14 @@ def loss(out: Tensor) -> Tensor:
 
 
 def made_of(network: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch, compiler: Any = same) -> tuple[Any, list[Call]]:
-    """Return a network's replay with its streams put together as on a GPU, and what its last stretch's calls are then."""
+    """Return a network's replay with its streams put together as on a GPU, and what its one stretch's calls are then."""
     recording = record(network, (images,), {}, CPU)
     seen: list[Call] = []
 
     def noted(recording: Recording, calls: Any, wanted: Any) -> list[Call]:
+        assert not seen, "there is one stretch"
         seen[:] = streams.fused(recording, calls, wanted)
-        return seen
+        return [*seen]
 
     monkeypatch.setattr(segments_of, "on_kernels", lambda device: True)
     monkeypatch.setattr(segments_of, "fused", noted)
@@ -184,12 +186,16 @@ class Odd(nn.Module):
         super().__init__()
         self.kind = kind
         self.first, self.second, self.plain = nn.LayerNorm(C), nn.LayerNorm(C), nn.LayerNorm(C, elementwise_affine=False)
-        self.wide = nn.LayerNorm((4, C))
+        self.wide, self.norm = nn.LayerNorm((4, C)), nn.BatchNorm2d(C)
         self.one, self.two, self.scale = nn.Linear(C, C), nn.Linear(C, C), nn.Parameter(torch.rand(C) + 0.5)
+        self.scale.requires_grad_(kind != "a branch that is written before the sum")  # which autograd refuses to go back through
 
     def forward(self, x: Tensor) -> Tensor:
+        gate = self.norm(x).mean((1, 2, 3)).view(-1, 1, 1)  # BatchNorm is a chain, behind which the stretch begins
         x = x.flatten(2).transpose(1, 2)
         branch = self.one(x)
+        if self.kind == "a share that learns":
+            return self.first(x + branch * gate)
         if self.kind == "two norms of a sum":
             x = x + branch
             return self.first(x) + self.second(x) * x
@@ -213,6 +219,21 @@ class Odd(nn.Module):
             return self.first(x + self.one(branch)) + F.gelu(self.one(x))
         if self.kind == "a scale of something else":
             return self.first(x * self.scale + branch * x)
+        if self.kind == "a branch that is written before the sum":
+            scaled = branch * self.scale
+            branch.mul_(2)
+            return self.first(x + scaled)
+        if self.kind == "tokens and channels exchanged":
+            x = x + branch.transpose(1, 2)
+            return self.first(x) + x
+        if self.kind == "a weight made behind the sum":
+            x = x + branch
+            return F.layer_norm(x, (C,), self.scale + 1, self.second.bias)
+        if self.kind == "separate products":
+            y = self.first(x + branch)
+            return self.one(y) * self.two(y)
+        if self.kind == "a vector":
+            return F.gelu(self.one(x[0, 0])) + x
         if self.kind == "broadcast":
             return self.first(x + branch.mean(1, keepdim=True))
         assert self.kind == "both are branches"
@@ -230,6 +251,12 @@ KINDS = {
     "GELU of what is read twice": {"PyTorch's gelu": 1, "PyTorch's add": 1},
     "one product used twice": {"norm branch bias": 1, "gelu": 1, "linear": 2, "PyTorch's add": 1},
     "a scale of something else": {"norm branch scale": 1, "PyTorch's mul": 1},
+    "a branch that is written before the sum": {"norm branch": 1, "PyTorch's mul": 1},
+    "tokens and channels exchanged": {"norm branch": 1, "PyTorch's add": 1},
+    "a weight made behind the sum": {"norm": 1, "PyTorch's add": 2},
+    "separate products": {"norm branch bias": 1, "linear": 1, "PyTorch's mul": 1},
+    "a vector": {"PyTorch's gelu": 1, "PyTorch's add": 1},
+    "a share that learns": {"norm branch": 1, "PyTorch's mul": 1},
     "broadcast": {"norm": 1, "PyTorch's add": 1},
     "both are branches": {"norm branch bias": 1, "linear": 1, "PyTorch's mul": 1},
 }
@@ -238,7 +265,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_quite_a_stream_learns_what_it_did(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    network, images = Odd(kind).train(), torch.randn(3, C, 2, 2, requires_grad=True)
+    side = 4 if kind == "tokens and channels exchanged" else 2  # as many tokens as channels
+    network, images = Odd(kind).train(), torch.randn(3, C, side, side, requires_grad=True)
     run, calls = made_of(network, images, monkeypatch)
     assert count(calls) == KINDS[kind]
     like(learnt(network, run, images), learnt(network, network, images), 2e-6)
@@ -259,3 +287,25 @@ def test_what_does_not_learn_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -
     assert len(learning) == 8
     got, expected = (torch.autograd.grad(loss(run(images)), learning) for run in (lambda x: replay(places, [x]), network))
     like([*got], [*expected], 2e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 8), (2, 3, 4, 8), (3, 8), (0, 5, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_its_operators_are_what_the_compiler_takes_them_for(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Shapes, dtypes and memory of what they make, without data and with; nothing that they make is another's memory."""
+    gradient, total = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    count = total[..., 0].numel()
+    checks = ("test_schema", "test_faketensor")
+    for branch_dtype, scale in ((None, None), (dtype, None), (torch.bfloat16, torch.ones(8))):
+        given = (
+            gradient,
+            total,
+            torch.zeros(count),
+            torch.ones(count),
+            torch.ones(8),
+            total.clone(),
+            None if scale is None else total.clone(),
+        )
+        torch.library.opcheck(torch.ops.kernelzoo.layer_norm_grad, (*given, scale, None, branch_dtype), test_utils=checks)
+    torch.library.opcheck(torch.ops.kernelzoo.gelu_grad, (gradient, total), test_utils=checks)
+    torch.library.opcheck(torch.ops.kernelzoo.gelu, (total,), test_utils=checks)
