@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from zoo.kernels.comparing.copies import with_tensors
 from zoo.kernels.passes.attention import of_itself
 
 OPSET = 17
+ALONE = 8192
+"""Numbers that NumPy's products take on one thread; of more than 10,000 its library starts others, which wait busily."""
 _EXPORTING = threading.Lock()
 """The exporter, and the filters of warnings, are the whole process's."""
 
@@ -163,12 +166,15 @@ def as_array(tensor: Tensor) -> Any:
 def finite(tensor: Tensor) -> bool:
     """Tell whether a tensor holds neither NaN nor infinity, by its sum, which either would show; a sum that overflows counts as one.
 
-    NumPy adds on this thread alone, see `as_array`; only bfloat16, which it lacks, is widened by PyTorch first.
+    NumPy adds on this thread alone, see `as_array`; only bfloat16, which it lacks, is widened by PyTorch first. Of few numbers, as scores
+    are, it is the sum of their squares, which asks for no guard against warnings.
     """
     if not tensor.is_floating_point():
         return True
     held = tensor.detach()
     array = (held.float() if held.dtype is torch.bfloat16 else held).numpy()
+    if array.size <= ALONE and array.dtype != np.float16 and math.isfinite(np.vdot(array, array)):
+        return True  # else it is looked at again, for squares overflow sooner
     with np.errstate(all="ignore"):
         return bool(np.isfinite(array.sum(dtype=np.float64 if array.dtype == np.float64 else np.float32)))
 
