@@ -198,7 +198,7 @@ def test_one_value_a_channel_is_refused_as_torch_does() -> None:
     [
         ((3, 10, 4, 5), torch.float64, "relu", "float32, bfloat16"),
         ((0, 10, 4, 5), torch.float32, "relu", "no pixels"),
-        ((3, 10, 4, 5), torch.float32, "gelu", "activation gelu"),
+        ((3, 10, 4, 5), torch.float32, "sigmoid", "activation sigmoid"),
         ((4096, 10, 170, 170), torch.bfloat16, "relu", "32-bit indices"),
     ],
 )

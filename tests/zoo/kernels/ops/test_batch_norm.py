@@ -197,7 +197,7 @@ def test_one_value_a_channel_is_refused_as_torch_does(device: torch.device) -> N
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"act": "gelu"}, "activation"),
+        ({"act": "sigmoid"}, "activation"),
         ({"weight": torch.ones(7)}, "one for each channel"),
         ({"running_var": None}, "missing"),
         ({"residual": torch.zeros(2, 8, 3, 4)}, "same shape"),
