@@ -31,7 +31,7 @@ class Work(Protocol):
 
     @property
     def key(self) -> str:
-        """Everything that what is compiled depends on; the same in every process."""
+        """What tells its kernels from others; the same in every process."""
         ...
 
     def portable(self) -> Work:

@@ -204,7 +204,7 @@ def launch(
         sums.zero_()
         return out
     of_branch = more[0] if more else None
-    v, *sizes = _units(total, gradient, beside, branch, of_total, of_branch)
+    v, *sizes = units(8, gradient, total, beside, branch, of_total, of_branch)
     pixels = n * h * w
     programs = min(config["programs"], triton.cdiv(pixels, config["pixels"]))
     partials = torch.empty((programs, rows * c), dtype=torch.float32, device=total.device)
@@ -215,11 +215,6 @@ def launch(
         )  # fmt: skip
     add(partials, sums)
     return out
-
-
-def _units(total: Tensor, gradient: Tensor, *maps: Tensor | None) -> tuple[int, ...]:
-    """Return elements of a vector, channels in vectors, and the steps of gradient, total and the other maps."""
-    return units(8, gradient, total, *(gradient if m is None else m for m in maps))
 
 
 @of(reference)

@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import NORMS, Convolution, Norm, activation_of, arguments, convolution_of, norm_of, plainly
+from zoo.kernels.training.calls import DROPOUT, NORMS, Convolution, Norm, activation_of, arguments, convolution_of, norm_of, plainly
 from zoo.kernels.training.finder import Finder, Placed, in_order
 from zoo.kernels.training.record import Call, Ref
 from zoo.kernels.training.replay import Chain, Step, Without
 
 _CAT = {"tensors": None, "dim": 0}
-_DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
 _CATS = ("cat", "concat", "concatenate")
 
 
@@ -92,7 +91,7 @@ def _layer(finder: Finder, index: int) -> _Layer | None:
     makes, indices = wide.makes, (*first.indices, conv_index, *second.indices, last_index)
     reason = first.reason or second.reason
     after = finder.follower(makes)
-    if after is not None and finder.calls[after].name == "dropout" and (given := arguments(finder.calls[after], _DROPOUT)) is not None:
+    if after is not None and finder.calls[after].name == "dropout" and (given := arguments(finder.calls[after], DROPOUT)) is not None:
         makes, indices = int(finder.calls[after].result), (*indices, after)
         reason = reason or ("dropout between its layers" if given["p"] and given["training"] else "")
     kinds = {values[number].dtype for number in (read, narrow.makes, wide.makes, makes)}

@@ -14,6 +14,7 @@ BATCH_NORM = {
 }  # fmt: skip
 SHARED_BATCH_NORM = {**BATCH_NORM, "training": True, "group": None}
 NORMS = {"batch_norm": BATCH_NORM, "shared_batch_norm": SHARED_BATCH_NORM}
+DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
 NEW = {"new_empty", "new_zeros", "new_ones"}
 """Calls that read of a tensor no more than its dtype and device."""
 CONV2D = {"input": None, "weight": None, "bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}

@@ -144,6 +144,8 @@ conv_norm_act = _forwarded("conv_norm_act")
 conv_stats = _forwarded("conv_stats")
 shortcut_conv = _forwarded("shortcut_conv")
 stem_conv = _forwarded("stem_conv")
+add_layer_norm = _forwarded("add_layer_norm")
+gelu = _forwarded("gelu")
 
 
 @_or_ours

@@ -17,12 +17,12 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.precision import casts_of
 from zoo.kernels.compilation.inductor import graph_compiled
-from zoo.kernels.training.calls import NEW, arguments, plainly
+from zoo.kernels.training.calls import DROPOUT, NEW, arguments, plainly
 from zoo.kernels.training.kernels import on_kernels
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Beside, Bound, Step, bind, values_of
+from zoo.kernels.training.residual_streams import fused
 from zoo.kernels.training.shared import shared_batch_norm
-from zoo.kernels.training.streams import fused
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """Takes a graph of functions and the tensors it is for, and returns what computes the same."""
@@ -41,7 +41,6 @@ _DRAWS = {
     "normal", "random_", "exponential_", "geometric_", "log_normal_", "cauchy_", "multinomial", "poisson", "rrelu", "gumbel_softmax",
     "fractional_max_pool2d", "trunc_normal_",
 }  # fmt: skip
-_DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
 _ATTENTION = {
     "query": None, "key": None, "value": None, "attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False,
 }  # fmt: skip
@@ -70,7 +69,7 @@ def drawn(call: Call) -> bool:
     """Tell whether a call draws random numbers, which a compiler would draw otherwise."""
     name = call.name
     if "dropout" in name:
-        given = arguments(call, _DROPOUT)
+        given = arguments(call, DROPOUT)
         return given is None or bool(given["training"] and given["p"])
     if name == "scaled_dot_product_attention":
         given = arguments(call, _ATTENTION)
@@ -222,7 +221,7 @@ class Segment:
         return run
 
     def meaning(self) -> tuple[Any, ...]:
-        """Return what is computed, whatever the values' numbers: segments of one meaning compute the same of what they are given."""
+        """Return what is computed, without the values' numbers. Segments of one meaning compute the same."""
         places = {number: place for place, number in enumerate(self.reads)}
         told: list[Any] = [len(self.reads)]
         for call in self.calls:

@@ -14,8 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from zoo import fast, fast_step, why
-from zoo.kernels.differentiable import streams
-from zoo.kernels.training import contest
+from zoo.kernels.training import contest, kernels
 from zoo.kernels.training import segments as segments_of
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.choosing import Times
@@ -293,11 +292,11 @@ def test_where_kernels_are_wrong_inside_of_a_stretch_the_compiler_gets_it_withou
     tokens: tuple[nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_of, "on_kernels", lambda device: True)
-    right = streams.gelu
+    right = kernels.gelu
     found = won(*tokens, [100.0, 110.0, 50.0, 70.0])
     assert (found.way, found.us) == ("islands", 50.0)
     assert "norms and GELU back by kernels: 0.05 ms" in found.notes[0]
-    monkeypatch.setattr(streams, "gelu", lambda before, bias: 1.1 * right(before, bias))
+    monkeypatch.setattr(kernels, "gelu", lambda before, bias: 1.1 * right(before, bias))
     found = won(*tokens, [100.0, 110.0, 50.0, 60.0, 50.0, 70.0])
     assert (found.way, found.us) == ("islands", 60.0)
     assert "norms and GELU back by kernels: not served, outputs" in found.notes[0]

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from zoo.kernels.training import kernels
+from zoo.kernels.training import residual_streams as streams
 from zoo.kernels.training import segments as segments_of
-from zoo.kernels.training import streams
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.contest import compiled
 from zoo.kernels.training.record import Call, Recording, record
@@ -111,10 +112,10 @@ def count(calls: list[Call]) -> dict[str, int]:
     found: dict[str, int] = {}
     for call in calls:
         func = getattr(call.func, "func", call.func)
-        if func is streams._add_layer_norm:
+        if func is kernels.add_layer_norm:
             given = [name for name, arg in zip(("branch", "bias", "scale", "share"), call.args[1:5], strict=True) if arg is not None]
             name = " ".join(["norm", *given])
-        elif func in (streams._gelu, streams._linear, streams._attention):
+        elif func in (kernels.gelu, streams._linear, streams._attention):
             name = func.__name__.removeprefix("_")
         elif call.name in ("layer_norm", "gelu", "add", "mul"):
             name = f"PyTorch's {call.name}"
@@ -159,7 +160,7 @@ def test_under_autocast_norms_give_what_their_readers_round_to(monkeypatch: pyte
     with torch.autocast("cpu", torch.bfloat16):
         run, calls = made_of(network, images, monkeypatch)
         got, eager = learnt(network, run, images), learnt(network, network, images)
-    norms = [call.func for call in calls if isinstance(call.func, partial) and call.func.func is streams._add_layer_norm]
+    norms = [call.func for call in calls if isinstance(call.func, partial) and call.func.func is kernels.add_layer_norm]
     kinds = [norm.keywords["dtype"] for norm in norms]
     assert kinds == [torch.bfloat16] * 4 + [torch.float32]  # the last one's tokens are averaged, which rounds nothing
     right = learnt(network, network, images)

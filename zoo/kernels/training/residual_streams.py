@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import NEW, arguments, plainly
+from zoo.kernels.training.calls import DROPOUT, NEW, arguments, plainly
 from zoo.kernels.training.record import Call, Recording, Ref
 
 _ADD = {"add", "__add__", "__radd__"}
@@ -35,7 +35,6 @@ _ROUNDING = {"linear", "multi_head_attention_forward", "conv2d"}
 _LAYER_NORM = {"input": None, "normalized_shape": None, "weight": None, "bias": None, "eps": 1e-5}
 _LINEAR = {"input": None, "weight": None, "bias": None}
 _GELU = {"input": None, "approximate": "none"}
-_DROPOUT = {"input": None, "p": 0.5, "training": True, "inplace": False}
 _OUT_BIAS = 12
 """Where `multi_head_attention_forward` takes its last product's bias."""
 
@@ -48,8 +47,6 @@ def fused(recording: Recording, calls: Sequence[Call], wanted: Sequence[int]) ->
         calls: a stretch of it.
         wanted: values that are read behind it.
     """
-    from zoo.kernels.differentiable import streams  # noqa: F401  its operators are declared here, where nothing is traced yet
-
     return _Streams(recording, calls, wanted).calls()
 
 
@@ -65,9 +62,9 @@ class _Streams:
         self.written = {memory for call in calls for memory in call.writes}
         self.free = 1 + max([len(self.values), *(number for call in calls for number in call.makes)])
         self.instead: dict[int, Call | None] = {}
-        """By place: what is called there now, None for nothing."""
+        """Calls by the place that they take; None where a call is left out."""
         self.later: list[tuple[int, int, int]] = []
-        """(place, value, value): what is called behind the place reads the second value instead of the first."""
+        """(place, old, new): calls behind the place read the new value and not the old one."""
 
     def calls(self) -> list[Call]:
         for index, call in enumerate(self.given):
@@ -103,11 +100,13 @@ class _Streams:
         if sum_of is None or place is None:
             stream, self.free = self.free, self.free + 1
             reads = (total, None, None, None, None, weight, shift)
-            self.instead[index] = _call(call, partial(_add_layer_norm, **how), reads, (stream, makes))
+            self.instead[index] = _call(call, partial(kernels.add_layer_norm, **how), reads, (stream, makes))
             self.later.append((index, total, stream))
             return
         x, branch, bias, scale, share = sum_of
-        self.instead[place] = _call(call, partial(_add_layer_norm, **how), (x, branch, bias, scale, share, weight, shift), (total, makes))
+        self.instead[place] = _call(
+            call, partial(kernels.add_layer_norm, **how), (x, branch, bias, scale, share, weight, shift), (total, makes)
+        )
         self.instead[index] = None
 
     def _sum(self, place: int) -> tuple[int, int, int | None, int | None, int | None] | None:
@@ -196,7 +195,7 @@ class _Streams:
                 held = call.args[_OUT_BIAS] if len(call.args) > _OUT_BIAS else None
                 first = isinstance(call.result, (tuple, list)) and call.result[0] == number
                 return index if first and isinstance(held, Ref) and self._is_bias(int(held), c) else None
-            given = arguments(call, _DROPOUT) if call.name == "dropout" else None
+            given = arguments(call, DROPOUT) if call.name == "dropout" else None
             idle = given is not None and not (given["p"] and given["training"])
             if not (idle or self._keeps_channels(call)) or len(call.reads) != 1 or self.values[call.reads[0]].shape[-1] != c:
                 return None
@@ -248,7 +247,7 @@ class _Streams:
             return
         bias = self._bias_of(product)
         self._without_bias(product)
-        self.instead[index] = replace(call, func=_gelu, args=(Ref(before), Ref(bias)), kwargs={}, reads=(before, bias))
+        self.instead[index] = replace(call, func=kernels.gelu, args=(Ref(before), Ref(bias)), kwargs={}, reads=(before, bias))
 
     def _dtype(self, number: int) -> torch.dtype:
         """Return the dtype that a norm's result may have: that to which its one reader rounds, else its own.
@@ -288,18 +287,6 @@ def _reading(call: Call, renamed: dict[int, int]) -> Call:
         return call
     args, kwargs = pytree.tree_map(lambda leaf: Ref(renamed.get(leaf, leaf)) if isinstance(leaf, Ref) else leaf, (call.args, call.kwargs))
     return replace(call, args=args, kwargs=kwargs, reads=tuple(renamed.get(n, n) for n in call.reads))
-
-
-def _add_layer_norm(*tensors: Tensor | None, eps: float, dtype: torch.dtype) -> Any:
-    from zoo.kernels.differentiable import streams
-
-    return streams.add_layer_norm(*tensors, eps=eps, dtype=dtype)  # pyright: ignore[reportArgumentType, reportCallIssue]
-
-
-def _gelu(before: Tensor, bias: Tensor) -> Tensor:
-    from zoo.kernels.differentiable import streams
-
-    return streams.gelu(before, bias)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
