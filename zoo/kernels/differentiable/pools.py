@@ -1,4 +1,4 @@
-"""Max and average pooling, differentiably: kept for the way back are a byte an output pixel, and nothing."""
+"""Pooling, differentiably: kept for the way back are a byte an output pixel of a max pool, and nothing of an average."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from zoo.kernels.differentiable.maps import Size, outline, pair, pooled_from, rows
 from zoo.kernels.differentiable.nodes import node
-from zoo.kernels.ops import avg_pool_grad, max_pool_grad
+from zoo.kernels.ops import avg_pool_grad, global_pool, global_pool_grad, max_pool_grad
 from zoo.kernels.ops import max_pool as _pool
 from zoo.kernels.ops import pool as _windows
 from zoo.kernels.ops._overlap import kernels_run
@@ -83,3 +83,44 @@ def avg_pool_refused(x: Tensor, kernel: tuple[int, int], ceil_mode: bool) -> str
     made = outline((*x.shape[:2], *sizes), x.dtype)
     refused = _windows.supports(x, kind="avg", kernel=kernel, stride=kernel, ceil_mode=ceil_mode)
     return refused or avg_pool_grad.supports(made, size=x.shape[2:], kernel=kernel)
+
+
+def _mean_back(ctx: Any, gradient: Tensor | None, beside: Tensor | None) -> Tensor | None:
+    if gradient is None:
+        return beside
+    given = gradient.flatten(1).contiguous()
+    if beside is None:
+        return (given / (ctx.shape[2] * ctx.shape[3]))[:, :, None, None].expand(ctx.shape)
+    beside = rows(beside)
+    ours = kernels_run(beside) and not global_pool_grad.supports(beside, given)
+    return global_pool_grad.launch(beside, given, out=beside) if ours else global_pool_grad.reference(beside, given)
+
+
+@node(_mean_back)
+def _mean(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    ctx.shape = x.shape
+    ctx.set_materialize_grads(False)
+    ours = kernels_run(x) and not global_pool.supports(x)
+    return (global_pool.launch if ours else global_pool.reference)(x), x.view_as(x)
+
+
+def mean_and_map(x: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
+    """Average the pixels of each channel, differentiably, and hand the map on to whoever else reads it.
+
+    The gradient of what is handed on is added to in place. So only somebody may read it who makes that gradient anew, and shows it to
+    nobody else; `scale_channels` does.
+
+    Args:
+        x: map (N, C, H, W).
+        keep: whether the means are (N, C, 1, 1), else (N, C).
+
+    Returns:
+        The means in the dtype of `x`, and `x`. Nothing is kept for the way back.
+    """
+    means, again = _mean(rows(x))
+    return means if keep else means.flatten(1), again
+
+
+def mean_and_map_refused(x: Tensor) -> str:
+    """Return "" where the kernels do this, there and back, else the reason why not; of shapes and dtypes alone."""
+    return global_pool.supports(x) or global_pool_grad.supports(x, x[:, :, 0, 0].contiguous())

@@ -18,6 +18,7 @@ from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Beside, Chain, Step, Without, counters
 from zoo.kernels.training.shortcuts import shortcuts
+from zoo.kernels.training.squeezes import squeezes
 from zoo.kernels.training.widening import widened
 
 _MAX_POOL = {"input": None, "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
@@ -52,7 +53,7 @@ def steps_of(recording: Recording, without: Without) -> tuple[list[Step], list[C
                 break
     found = stems(finder, pooled(finder, found, without), without)
     found = join(finder, widened(finder, found, without), without)
-    found = shortcuts(finder, found, without)
+    found = squeezes(finder, shortcuts(finder, found, without), without)
     found = dense_blocks(finder, found, without)
     at = {indices[-1]: chain for chain, indices in found if not chain.note}
     gone = gone.union(*(indices for chain, indices in found if not chain.note))
@@ -153,8 +154,12 @@ def _gate(finder: Finder, index: int, call: Call) -> Found:
         a, b = finder.values[x], finder.values[gate]
         fits = len(a.shape) == 4 and b.shape == (*a.shape[:2], 1, 1) != a.shape and a.dtype == b.dtype
         if fits and not kernels.scale_channels_refuses(finder.device, finder.like(x), finder.like(gate)):
-            return _chain(finder, "scale_channels", kernels.scale_channels, (x, gate), call.result, [index])
+            return _chain(finder, "scale_channels", _scaled, (gate, x), call.result, [index])
     return None
+
+
+def _scaled(gate: Tensor, x: Tensor) -> Tensor:
+    return kernels.scale_channels(x, gate)
 
 
 def _max_pool(finder: Finder, index: int, call: Call) -> Found:

@@ -1,8 +1,8 @@
 """What may be done by one kernel without anybody noticing: questions that chains ask of a recording.
 
-Chains are joined to larger ones by one function after the other: `pooled`, `stems`, `widened`, `join`, `shortcuts`, `dense_blocks`.
-Each takes the finder of a recording, the chains so far, and `without`: by their `key`, the chains to leave as they are, and why. Each
-returns all chains, in the order of their last calls.
+Chains are joined to larger ones by one function after the other: `pooled`, `stems`, `widened`, `join`, `shortcuts`, `squeezes`,
+`dense_blocks`. Each takes the finder of a recording, the chains so far, and `without`: by their `key`, the chains to leave as they are, and
+why. Each returns all chains, in the order of their last calls.
 """
 
 from __future__ import annotations

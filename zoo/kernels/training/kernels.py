@@ -146,6 +146,7 @@ shortcut_conv = _forwarded("shortcut_conv")
 stem_conv = _forwarded("stem_conv")
 add_layer_norm = _forwarded("add_layer_norm")
 gelu = _forwarded("gelu")
+mean_and_map = _forwarded("mean_and_map")
 
 
 @_or_ours
@@ -208,6 +209,7 @@ grouped_conv_refuses = _refusing("grouped_conv", "PyTorch's convolution is as go
 max_pool_refuses = _refusing("max_pool")
 avg_pool_refuses = _refusing("avg_pool")
 scale_channels_refuses = _refusing("scale_channels")
+mean_and_map_refuses = _refusing("mean_and_map", "PyTorch's sum is as good")
 
 
 def shortcut_conv_refuses(device: torch.device) -> str:

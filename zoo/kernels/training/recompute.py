@@ -143,14 +143,18 @@ def _keeps(recording: Recording, step: Any, number: int) -> bool | None:
             return list(step.reads).count(number) == 1 and int(step.args[0]) == number if step.args else None
         mean = step.name == "adaptive_avg_pool2d" and recording.values[step.result].shape[2:] == (1, 1)
         return False if mean or step.name in _LOOK else None
+    if step.looks:
+        return False
     if step.branch_out is not None or number not in step.reads:
         return None
+    if step.op == "scale_channels":
+        return True if step.reads[-1] == number != step.reads[0] else None
     if step.norm is not None:
         added = step.norm["residual"] and step.norm["act"] == "none" and step.reads[-1] == number != step.reads[0]
         return False if added else None
     if step.fresh and step.reads[-1] == number != step.reads[0]:
         return False
-    return True if step.reads[0] == number and (step.op == "scale_channels" or step.calls[0].name == "conv2d") else None
+    return True if step.reads[0] == number and step.calls[0].name == "conv2d" else None
 
 
 def _bytes(recording: Recording, number: int) -> int:

@@ -48,6 +48,7 @@ class Chain:
         whole: it is so many layers that it is compared as a network is, all tensors of a kind together.
         fresh: what it reads last is a residual, whose gradient it makes anew for nobody else.
         frees: a map that what it stands for would keep for the way back is not kept.
+        looks: its gradient needs nothing of what it reads.
         remakes: what it makes can be made again from what it keeps anyway; then `run` is told so by `again=True`, and doesn't keep it.
     """
 
@@ -68,6 +69,7 @@ class Chain:
     whole: bool = False
     fresh: bool = False
     frees: bool = False
+    looks: bool = False
     remakes: bool = False
 
     @property
@@ -253,7 +255,7 @@ def bind(steps: Sequence[Step], wanted: Sequence[int], keep: set[int]) -> list[B
     """
     last: dict[int, int] = {}
     for index, step in enumerate(steps):
-        makes = values_of(step) if isinstance(step, Chain) else step.makes
+        makes = (*step.reads, *values_of(step)) if isinstance(step, Chain) else step.makes
         for number in (*_reads(step), *makes):
             last[number] = index
     gone: dict[int, list[int]] = {}
