@@ -25,6 +25,8 @@ from zoo.kernels.differentiable.stem import refused as stem_conv_refused
 from zoo.kernels.differentiable.stem import stem_conv
 from zoo.kernels.differentiable.widening import conv_norm_act
 from zoo.kernels.differentiable.widening import refused as conv_norm_act_refused
+from zoo.kernels.differentiable.window_attention import refused as window_attention_refused
+from zoo.kernels.differentiable.window_attention import window_attention
 from zoo.kernels.ops._tuned import tuning
 
 __all__ = [
@@ -33,4 +35,5 @@ __all__ = [
     "dense_layers", "depthwise_conv", "depthwise_conv_refused", "gelu", "grouped_conv", "grouped_conv_refused", "kept_of", "made_again",
     "max_pool", "max_pool_refused", "mean_and_map", "mean_and_map_refused", "norm_act_conv", "norm_act_conv_refused", "scale_channels",
     "scale_channels_refused", "shortcut_conv", "stem_conv", "stem_conv_refused", "tuning",
+    "window_attention", "window_attention_refused",
 ]  # fmt: skip

@@ -53,6 +53,7 @@ def reference(
     bias: Tensor | None = None,
     scale: Tensor | None = None,
     region: Tensor | None = None,
+    mask: Tensor | None = None,
     *,
     heads: int,
     window: tuple[int, int],
@@ -72,6 +73,7 @@ def reference(
         bias: float32 (heads, T, T), added to the logits of a window's T pixels; Swin's relative positions.
         scale: float32 (heads,), a factor of the logits.
         region: float32 (windows, T), whole numbers: pixels of different regions get `APART` added.
+        mask: float32 (windows, T, T), added to the logits of a window's pixels, of all heads.
         heads: how many; each has E = (channels of the queries) / heads channels.
         window: pixels of a window, rows and columns; they divide H and W.
         step: pixels of the map from one pixel of a window to the next, down and along: 1 for windows, H / rows for MaxViT's grid.
@@ -88,7 +90,7 @@ def reference(
     """
     del tf32  # of the kernel
     n, _, h, w = x.shape
-    width = _width(x.shape[1], first, heads, pitch)
+    width = width_of(x.shape[1], first, heads, pitch)
     where = pixels_of((h, w), window, step, stride, roll, x.device)
     tokens = x.permute(0, 2, 3, 1).flatten(1, 2)[:, where]  # (N, windows, T, C)
     step_by = pitch or width
@@ -102,30 +104,43 @@ def reference(
         logits = logits + bias.to(x.dtype)
     if region is not None:
         logits = logits + ((region[:, :, None] != region[:, None, :]) * APART).to(x.dtype)[:, None]
+    if mask is not None:
+        logits = logits + mask.to(x.dtype)[:, None]
     y = (logits.softmax(-1) @ v).transpose(2, 3).reshape(n, h * w, heads * width)
     made = torch.empty_like(y)
     made[:, where.flatten()] = y
     return made.view(n, h, w, heads * width).permute(0, 3, 1, 2)
 
 
-def _width(channels: int, first: tuple[int, int, int], heads: int, pitch: int) -> int:
+def width_of(channels: int, first: tuple[int, int, int], heads: int, pitch: int) -> int:
     """Return the channels of a head: queries, keys and values lie one behind the other, whatever their order, of all heads or of one."""
     edges = sorted((*first, min(first) + pitch if pitch else channels))
     return min(after - before for before, after in pairwise(edges)) // (1 if pitch else heads)
 
 
 @of(reference)
-def supports(x, bias, scale, region, heads, window, first, pitch, **_) -> str:
+def supports(x, bias, scale, region, mask, heads, window, first, pitch, **_) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if x.dim() != 4 or x.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
     if x.shape[2] % window[0] or x.shape[3] % window[1]:
         return "the windows don't divide the map"
-    if window[0] * window[1] > MOST_TOKENS or _width(x.shape[1], first, heads, pitch) > MOST_CHANNELS:
+    if window[0] * window[1] > MOST_TOKENS or width_of(x.shape[1], first, heads, pitch) > MOST_CHANNELS:
         return f"more than {MOST_TOKENS} pixels a window or {MOST_CHANNELS} channels a head"
-    if any(part is not None and part.dtype != torch.float32 for part in (bias, scale, region)):
-        return "bias, scale or region is not float32"
+    if any(part is not None and part.dtype != torch.float32 for part in (bias, scale, region, mask)):
+        return "bias, scale, region or mask is not float32"
     return unreadable(x)
+
+
+@triton.jit
+def pixel_of(
+    token, one, across, height, width, COLS: tl.constexpr, STEP_Y: tl.constexpr, STEP_X: tl.constexpr,
+    STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr, ROLL_Y: tl.constexpr, ROLL_X: tl.constexpr,
+):  # fmt: skip
+    """Return the number of a window's pixels in their image: `token` of the window `one`, of which `across` lie beside each other."""
+    row = (one // across * STRIDE_Y + (token // COLS) * STEP_Y - ROLL_Y + height) % height
+    col = (one % across * STRIDE_X + (token % COLS) * STEP_X - ROLL_X + width) % width
+    return row * width + col
 
 
 @triton.jit
@@ -134,6 +149,7 @@ def _window_attention(
     bias,
     scale,
     region,
+    mask,
     out,
     height,
     width,
@@ -172,17 +188,14 @@ def _window_attention(
     number = (tl.program_id(0) // (HEADS * PARTS)).to(tl.int64)
     image = number // windows
     one = (number % windows).to(tl.int32)
-    down, along = one // across, one % across
     token = tl.arange(0, BLOCK)
     inside = token < ROWS * COLS
-    row = (down * STRIDE_Y + (token // COLS) * STEP_Y - ROLL_Y + height) % height
-    col = (along * STRIDE_X + (token % COLS) * STEP_X - ROLL_X + width) % width
-    pixel = (image * height + row) * width + col
+    pixel = pixel_of(token, one, across, height, width, COLS, STEP_Y, STEP_X, STRIDE_Y, STRIDE_X, ROLL_Y, ROLL_X)
+    pixel = image * height * width + pixel
     asking = part * QUERIES + tl.arange(0, QUERIES)
     asks = asking < ROWS * COLS
-    row = (down * STRIDE_Y + (asking // COLS) * STEP_Y - ROLL_Y + height) % height
-    col = (along * STRIDE_X + (asking % COLS) * STEP_X - ROLL_X + width) % width
-    mine = (image * height + row) * width + col
+    mine = pixel_of(asking, one, across, height, width, COLS, STEP_Y, STEP_X, STRIDE_Y, STRIDE_X, ROLL_Y, ROLL_X)
+    mine = image * height * width + mine
     e = tl.arange(0, WIDE)
     there, here = inside[:, None] & (e < E)[None, :], asks[:, None] & (e < E)[None, :]
     q = tl.load(x + mine[:, None] * x_pixel + Q + head * PITCH + e[None, :], mask=here, other=0.0)
@@ -204,11 +217,25 @@ def _window_attention(
         of_queries = tl.load(region + one * (ROWS * COLS) + asking, mask=asks, other=0.0)
         of_keys = tl.load(region + one * (ROWS * COLS) + token, mask=inside, other=0.0)
         logits += tl.where(of_queries[:, None] != of_keys[None, :], APART_BY, 0.0)
+    if mask is not None:
+        at = (one * (ROWS * COLS) + asking[:, None]) * (ROWS * COLS) + token[None, :]
+        logits += tl.load(mask + at, mask=asks[:, None] & inside[None, :], other=0.0)
     logits = tl.where(inside[None, :], logits, float("-inf"))
     weight = tl.exp(logits - tl.max(logits, axis=1)[:, None])
     weight = weight / tl.sum(weight, axis=1)[:, None]
     y = product(weight.to(v.dtype), v, tl.zeros((QUERIES, WIDE), tl.float32), PRECISION)
     tl.store(out + mine[:, None] * out_pixel + head * E + e[None, :], y.to(out.dtype.element_ty), mask=here)
+
+
+def geometry(x: Tensor, heads: int, window: Two, step: Two, stride: Two, roll: Two, first: Any, pitch: int) -> dict[str, Any]:
+    """Return where pixels and channels lie, as kernels take it."""
+    each, tokens = width_of(x.shape[1], first, heads, pitch), window[0] * window[1]
+    return {
+        "HEADS": heads, "E": each, "ROWS": window[0], "COLS": window[1], "STEP_Y": step[0], "STEP_X": step[1],
+        "STRIDE_Y": stride[0], "STRIDE_X": stride[1], "ROLL_Y": roll[0] % x.shape[2], "ROLL_X": roll[1] % x.shape[3],
+        "Q": first[0], "K": first[1], "VALUE": first[2], "PITCH": pitch or each,
+        "BLOCK": max(16, triton.next_power_of_2(tokens)), "WIDE": max(16, triton.next_power_of_2(each)),
+    }  # fmt: skip
 
 
 @of(reference)
@@ -221,11 +248,11 @@ def configs(window, **_) -> list[dict[str, int]]:
 
 @launches(reference, configs)
 def launch(
-    x, bias, scale, region, heads, window, step, stride, roll, first, pitch, factor, cosine, tf32, config, out: Tensor | None = None
+    x, bias, scale, region, mask, heads, window, step, stride, roll, first, pitch, factor, cosine, tf32, config, out: Tensor | None = None
 ) -> Tensor:
     """Run the kernel; see `reference`. `out` may be a channel slice."""
     n, channels, h, w = x.shape
-    each = _width(channels, first, heads, pitch)
+    each = width_of(channels, first, heads, pitch)
     out = empty_map(n, heads * each, h, w, x) if out is None else out
     if out.numel() == 0:
         return out
@@ -233,16 +260,12 @@ def launch(
     across, tokens = w // cols, rows * cols
     windows = (h // rows) * across
     constants: dict[str, Any] = {
-        "HEADS": heads, "E": each, "ROWS": rows, "COLS": cols, "STEP_Y": step[0], "STEP_X": step[1],
-        "STRIDE_Y": stride[0], "STRIDE_X": stride[1], "ROLL_Y": roll[0] % h, "ROLL_X": roll[1] % w,
-        "Q": first[0], "K": first[1], "VALUE": first[2], "PITCH": pitch or each, "COSINE": cosine,
-        "BLOCK": max(16, triton.next_power_of_2(tokens)), "WIDE": max(16, triton.next_power_of_2(each)),
-        "QUERIES": config["queries"], "APART_BY": APART,
+        **geometry(x, heads, window, step, stride, roll, first, pitch), "COSINE": cosine, "QUERIES": config["queries"], "APART_BY": APART,
         "PRECISION": "tf32" if tf32 else "ieee", "num_warps": config["warps"],
     }  # fmt: skip
     constants["PARTS"] = triton.cdiv(tokens, config["queries"])
     grid = (heads * constants["PARTS"] * n * windows,)  # one axis: the others of a grid end at 65535
-    given = [None if part is None else part.contiguous() for part in (bias, scale, region)]
+    given = [None if part is None else part.contiguous() for part in (bias, scale, region, mask)]
     _window_attention[grid](x, *given, out, h, w, across, windows, pixel_stride(x), pixel_stride(out), factor, **constants, **overlap(x))
     return out
 
@@ -251,11 +274,11 @@ def launch(
 def cost(x, window, heads, first, pitch, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
     n, channels, h, w = x.shape
-    each = heads * _width(channels, first, heads, pitch)
+    each = heads * width_of(channels, first, heads, pitch)
     return 4 * n * h * w * window[0] * window[1] * each, (x.numel() + n * h * w * each) * x.element_size()
 
 
-# `kind`: windows or a grid of `window` pixels; `parts`: what is given of bias, scale and region; `wide`: x is a slice of a map this wide.
+# `kind`: windows or a grid of `window` pixels; `parts`: which of bias, scale, region and mask; `wide`: x is a slice of a map this wide.
 CASES: list[dict[str, Any]] = [
     {"name": "one window", "shape": (1, 48, 4, 4), "heads": 1, "window": (4, 4)},
     {"name": "Swin", "shape": (2, 96, 6, 9), "heads": 2, "window": (3, 3), "parts": "bias", "factor": 0.25},
@@ -281,6 +304,7 @@ CASES: list[dict[str, Any]] = [
         "pitch": 12,
         "parts": "bias",
     },
+    {"name": "a mask", "shape": (2, 96, 18, 1), "heads": 2, "window": (9, 1), "parts": "bias mask"},
     {"name": "BEiT: tokens", "shape": (2, 48, 17, 1), "heads": 2, "window": (17, 1), "parts": "bias"},
     {"name": "slice", "shape": (1, 48, 4, 4), "heads": 1, "window": (2, 2), "wide": 64},
     {"name": "batch 0", "shape": (0, 48, 4, 4), "heads": 1, "window": (2, 2)},
@@ -326,6 +350,8 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
         args["bias"] = draw.normal(heads * tokens * tokens).view(heads, tokens, tokens)
     if "scale" in parts:
         args["scale"] = draw.normal(heads).abs() + 1
+    if "mask" in parts:
+        args["mask"] = draw.normal(windows * tokens * tokens).view(windows, tokens, tokens)
     if "region" in parts:
         args["region"] = (draw.normal(windows * tokens) > 0).float().view(windows, tokens)
     return args

@@ -203,7 +203,7 @@ def compiled(
 ) -> Replay | None:
     """Return a replay whose stretches between chains the compiler runs; None where there are none.
 
-    If it `fuses`, kernels go back through layer norms, sums and GELU inside of these, where kernels run.
+    If it `fuses`, kernels go back through layer norms, sums, GELU and attention in windows inside of these, where kernels run.
     """
     steps = early(recording, steps)
     again = remade(recording, steps, recompute) if beside else Remade()
@@ -220,11 +220,12 @@ def stretches_of(replay: Replay) -> list[Segment]:
     return [run for run in replay.together.values() if isinstance(run, Segment)]
 
 
-def _fused(replay: Replay) -> bool:
-    """Tell whether kernels go back through streams in what the compiler runs."""
-    return any(segment.fused for segment in stretches_of(replay))
+def _fused(replay: Replay) -> list[str]:
+    """Return what kernels go back through in what the compiler runs."""
+    return sorted({name for segment in stretches_of(replay) for name in segment.fused}, reverse=True)
 
 
 def _said(way: str, replay: Replay) -> str:
     """Name a way as `why` does."""
-    return f"{_SAID[way]}, norms and GELU back by kernels" if _fused(replay) else _SAID[way]
+    through = _fused(replay)
+    return f"{_SAID[way]}, {', '.join(through)} back by kernels" if through else _SAID[way]

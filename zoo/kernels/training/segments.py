@@ -23,6 +23,7 @@ from zoo.kernels.training.record import Call, Recording, Ref
 from zoo.kernels.training.replay import Beside, Bound, Step, bind, values_of
 from zoo.kernels.training.residual_streams import fused
 from zoo.kernels.training.shared import shared_batch_norm
+from zoo.kernels.training.windows import attended
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 """Takes a graph of functions and the tensors it is for, and returns what computes the same."""
@@ -176,8 +177,8 @@ class Segment:
         compiler: what compiles it.
         plain: the calls as they run one by one.
         made: what was compiled for stretches of the same calls, which blocks of a network are: by `meaning`, and what it was compiled for.
-        fuses: whether kernels are to go back through streams.
-        fused: whether they do, once it was compiled here.
+        fuses: whether kernels are to go back through streams and attention in windows.
+        fused: what they do go back through, once it was compiled here.
     """
 
     recording: Recording
@@ -188,7 +189,7 @@ class Segment:
     plain: list[Bound]
     made: dict[Any, Callable[..., Any]]
     fuses: bool = False
-    fused: bool = False
+    fused: tuple[str, ...] = ()
     _made: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     _strides: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -240,10 +241,11 @@ class Segment:
         return fx.GraphModule(nn.Module(), graph)
 
     def _function(self) -> Callable[..., list[Any]]:
-        calls, self.fused = list(self.calls), self.fuses
-        if self.fuses:
-            calls = fused(self.recording, self.calls, self.makes)
-            self.fused = calls != list(self.calls)
+        calls, through = list(self.calls), []
+        for name, together in _TOGETHER.items() if self.fuses else ():
+            before, calls = calls, together(self.recording, calls, self.makes)
+            through += [name] if calls != before else []
+        self.fused = tuple(through)
         bounds = bind(calls, self.makes, set(self.reads))
         room = 1 + max((*self.reads, *self.makes, *(n for call in calls for n in call.makes)))
 
@@ -257,6 +259,12 @@ class Segment:
 
         return stretch
 
+
+_TOGETHER: dict[str, Callable[[Recording, Sequence[Call], Sequence[int]], list[Call]]] = {
+    "windows": lambda *stretch: attended(*stretch),
+    "norms and GELU": lambda *stretch: fused(*stretch),
+}
+"""What puts calls together whose way back is a kernel's, by what `why` calls it."""
 
 _WRITTEN = (
     bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, slice, type(None), type(...),
@@ -279,7 +287,7 @@ def _laid(x: Tensor, strides: tuple[int, ...]) -> Tensor:
 def segments(
     recording: Recording, steps: Sequence[Step], found: Sequence[Stretch], compiler: Compiler, fuses: bool = True
 ) -> dict[int, Segment]:
-    """Return the segments of some stretches, by the place of their first step; kernels go back through their streams if it `fuses`."""
+    """Return the segments of some stretches, by the place of their first step; kernels go back through parts of them if it `fuses`."""
     fuses = fuses and on_kernels(recording.device)
     outputs = {int(leaf) for leaf in recording.outputs if isinstance(leaf, Ref)}
     last: dict[int, int] = {}
