@@ -10,8 +10,8 @@ from zoo.kernels.differentiable.dense import dense_block, dense_layers
 from zoo.kernels.differentiable.dense import refuses as dense_block_refused
 from zoo.kernels.differentiable.depthwise import depthwise_conv
 from zoo.kernels.differentiable.depthwise import refused as depthwise_conv_refused
+from zoo.kernels.differentiable.gates import add_branch, add_branch_refused, scale_channels
 from zoo.kernels.differentiable.gates import refused as scale_channels_refused
-from zoo.kernels.differentiable.gates import scale_channels
 from zoo.kernels.differentiable.grouped import grouped_conv
 from zoo.kernels.differentiable.grouped import refused as grouped_conv_refused
 from zoo.kernels.differentiable.losses import cross_entropy
@@ -30,10 +30,10 @@ from zoo.kernels.differentiable.window_attention import window_attention
 from zoo.kernels.ops._tuned import tuning
 
 __all__ = [
-    "add_layer_norm", "avg_pool", "avg_pool_refused", "batch_norm_act", "batch_norm_act_refused", "conv_bias_act", "conv_bias_act_refused",
-    "conv_norm_act", "conv_norm_act_refused", "conv_stats", "conv_stats_refused", "cross_entropy", "dense_block", "dense_block_refused",
-    "dense_layers", "depthwise_conv", "depthwise_conv_refused", "gelu", "grouped_conv", "grouped_conv_refused", "kept_of", "made_again",
-    "max_pool", "max_pool_refused", "mean_and_map", "mean_and_map_refused", "norm_act_conv", "norm_act_conv_refused", "scale_channels",
-    "scale_channels_refused", "shortcut_conv", "stem_conv", "stem_conv_refused", "tuning",
-    "window_attention", "window_attention_refused",
+    "add_branch", "add_branch_refused", "add_layer_norm", "avg_pool", "avg_pool_refused", "batch_norm_act", "batch_norm_act_refused",
+    "conv_bias_act", "conv_bias_act_refused", "conv_norm_act", "conv_norm_act_refused", "conv_stats", "conv_stats_refused",
+    "cross_entropy", "dense_block", "dense_block_refused", "dense_layers", "depthwise_conv", "depthwise_conv_refused", "gelu",
+    "grouped_conv", "grouped_conv_refused", "kept_of", "made_again", "max_pool", "max_pool_refused", "mean_and_map",
+    "mean_and_map_refused", "norm_act_conv", "norm_act_conv_refused", "scale_channels", "scale_channels_refused", "shortcut_conv",
+    "stem_conv", "stem_conv_refused", "tuning", "window_attention", "window_attention_refused",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Factors for channels, differentiably: squeeze-and-excite's product."""
+"""Factors for channels and for images, differentiably: squeeze-and-excite's product, and stochastic depth's with the sum behind it."""
 
 from __future__ import annotations
 
@@ -43,3 +43,38 @@ def scale_channels(x: Tensor, gate: Tensor) -> Tensor:
 def refused(x: Tensor, gate: Tensor) -> str:
     """Return "" where the kernels do this, else the reason why not; of shapes and dtypes alone."""
     return scale_channels_grad.supports(x, x, gate.flatten(1).contiguous())
+
+
+def _branch_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor]:
+    (gate,) = ctx.saved_tensors
+    of_branch = pointwise.launch(rows(gradient), gate=gate) if ctx.needs_input_grad[0] else None
+    return of_branch, None, gradient
+
+
+@node(_branch_back)
+def _add_branch(ctx: Any, branch: Tensor, gate: Tensor, x: Tensor) -> Tensor:
+    ctx.save_for_backward(gate)
+    return pointwise.launch(branch, gate=gate, residual=x)
+
+
+def add_branch(branch: Tensor, share: Tensor, x: Tensor) -> Tensor:
+    """Add a branch times a factor for each image, differentiably: a residual block with stochastic depth.
+
+    Args:
+        branch: map (N, C, H, W).
+        share: (N, 1, 1, 1), which has no gradient.
+        x: what the branch is added to, a map of its shape and dtype.
+
+    Returns:
+        ``branch * share + x``, added in float32 and rounded once. Kept for the way back is the factor.
+    """
+    branch, x = rows(branch), rows(x)
+    gate = share.detach().view(-1, 1).expand(branch.shape[:2]).contiguous()
+    if kernels_run(branch) and not pointwise.supports(branch, gate=gate, residual=x):
+        return _add_branch(branch, gate, x)
+    return branch * share.detach() + x
+
+
+def add_branch_refused(branch: Tensor, share: Tensor, x: Tensor) -> str:
+    """Return "" where the kernels do this, else the reason why not; of shapes and dtypes alone."""
+    return pointwise.supports(branch, gate=share.view(-1, 1).expand(branch.shape[:2]).contiguous(), residual=x)

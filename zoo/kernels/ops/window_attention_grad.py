@@ -169,7 +169,7 @@ def _window_attention_back(
 @of(reference)
 def configs(**_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: warps of a program, programs at least, and loads that are begun ahead."""
-    sizes = ((4, 1056, 2), (4, 2112, 2), (4, 1056, 1), (8, 528, 2), (4, 528, 3), (2, 2112, 1))
+    sizes = ((4, 528, 3), (4, 1056, 2), (4, 528, 2), (4, 264, 3), (4, 2112, 2), (8, 264, 2))
     return named("warps programs stages", sizes)
 
 

@@ -93,6 +93,14 @@ def activation_of(call: Call) -> str | None:
     return None
 
 
+def drawn_alone(number: int, values: Sequence[Value], made_by: dict[int, Call]) -> bool:
+    """Tell whether a value hangs on no parameter, buffer or input, but in shape and dtype: nobody asks a gradient of it."""
+    value, call = values[number], made_by.get(number)
+    if value.place is not None or value.constant is not None or call is None:
+        return False
+    return call.name in NEW or all(drawn_alone(read, values, made_by) for read in call.reads)
+
+
 def plainly(call: Call) -> bool:
     """Tell whether a call is made under the caller's autograd and autocast."""
     return call.grad and call.autocast is None

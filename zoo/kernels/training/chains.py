@@ -1,4 +1,4 @@
-"""Find in a recording what one kernel does: BatchNorm + residual + activation, depthwise convolutions, gates, max pools."""
+"""Find in a recording what one kernel does: BatchNorm + residual + activation, depthwise convolutions, gates, stochastic depth, pools."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from zoo.kernels.training import kernels
 from zoo.kernels.training.blocks import dense_blocks
-from zoo.kernels.training.calls import activation_of, arguments, convolution_of, norm_of, pair, plainly
-from zoo.kernels.training.convolutions import conv_bias_act, grouped, out_of, patches, pooled, stems
+from zoo.kernels.training.calls import activation_of, arguments, convolution_of, drawn_alone, norm_of, pair, plainly
+from zoo.kernels.training.convolutions import conv_bias_act, grouped, of_one_pixel, out_of, patches, pooled, stems
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
 from zoo.kernels.training.record import Call, Recording, Ref
@@ -158,6 +158,30 @@ def _gate(finder: Finder, index: int, call: Call) -> Found:
     return None
 
 
+def _kept_branch(finder: Finder, index: int, call: Call) -> Found:
+    """Return stochastic depth's product of a branch and a share for each image, and the sum with the shortcut behind it."""
+    if not plainly(call) or len(call.args) != 2 or call.kwargs or call.writes or not all(isinstance(a, Ref) for a in call.args):
+        return None
+    number = int(call.result)
+    for branch, share in (call.args, call.args[::-1]):
+        a, b = finder.values[branch], finder.values[share]
+        if len(a.shape) != 4 or b.shape != (a.shape[0], 1, 1, 1) or a.shape == b.shape or a.dtype != b.dtype:
+            continue
+        if (after := finder.follower(number)) is None or (other := _added(finder, finder.calls[after], number)) is None:
+            return None
+        reads = (int(branch), int(share), other)
+        if not finder.untouched(reads, (index, after)) or not finder.hidden([number], after):
+            return None
+        if not drawn_alone(int(share), finder.values, finder.made_by):
+            return None
+        if kernels.add_branch_refuses(finder.device, *map(finder.like, reads)):
+            return None
+        placed = _chain(finder, "stochastic depth + residual", kernels.add_branch, reads, finder.calls[after].result, [index, after])
+        placed[0].looks, placed[0].drawn = True, frozenset((int(share),))
+        return placed
+    return None
+
+
 def _scaled(gate: Tensor, x: Tensor) -> Tensor:
     return kernels.scale_channels(x, gate)
 
@@ -197,9 +221,9 @@ def _chain(finder: Finder, op: str, run: Callable[..., Tensor], reads: tuple[int
 _RULES: dict[str, tuple[Callable[[Finder, int, Call], Found], ...]] = {
     "batch_norm": (_batch_norm,),
     "shared_batch_norm": (_batch_norm,),
-    "conv2d": (_depthwise, grouped, patches, conv_bias_act),
+    "conv2d": (_depthwise, grouped, patches, of_one_pixel, conv_bias_act),
     "max_pool2d": (_max_pool,),
     "boolean_dispatch.<locals>.fn": (_max_pool,),
     "avg_pool2d": (_avg_pool,),
-    **dict.fromkeys(_MUL, (_gate,)),
+    **dict.fromkeys(_MUL, (_gate, _kept_branch)),
 }

@@ -250,14 +250,14 @@ class Check:
         both ways are compared.
         """
         images = {number for _, number in self.recording.inputs}.intersection(chain.reads)
-        ratio, reason = self._compared_learning(chain, reads, frozenset())
+        ratio, reason = self._compared_learning(chain, reads, chain.drawn)
         if images and not reason:
-            other, reason = self._compared_learning(chain, reads, frozenset(images))
+            other, reason = self._compared_learning(chain, reads, chain.drawn | images)
             ratio = max(ratio, other)
         return ratio, reason
 
-    def _compared_learning(self, chain: Chain, reads: list[Tensor], still_images: frozenset[int]) -> tuple[float, str]:
-        """Compare a chain where no gradient is asked of the values `still_images`."""
+    def _compared_learning(self, chain: Chain, reads: list[Tensor], still: frozenset[int]) -> tuple[float, str]:
+        """Compare a chain where no gradient is asked of the values `still`."""
         places = [self.recording.values[number].place is not None for number in chain.reads]
 
         def plain(tensors: list[Tensor]) -> list[Tensor]:
@@ -281,7 +281,7 @@ class Check:
             for number, tensor, own in zip(chain.reads, reads, places, strict=True):
                 twin = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
                 learns = twin.is_floating_point() and (not own or tensor.requires_grad or isinstance(tensor, nn.Parameter))
-                given.append(twin.requires_grad_(learns and number not in still_images))
+                given.append(twin.requires_grad_(learns and number not in still))
             asked = [tensor for tensor in given if tensor.requires_grad]
             outs = run([tensor.clone() if tensor.requires_grad and not own else tensor for tensor, own in zip(given, places, strict=True)])
             if not gradients:
@@ -291,11 +291,11 @@ class Check:
             given_back = [g.to(out.dtype, copy=True) for g, out in zip(gradients, outs, strict=True)]  # a branch's is added to in place
             learning = [(out, g) for out, g in zip(outs, given_back, strict=True) if out.requires_grad]  # images that are handed on don't
             found = torch.autograd.grad([out for out, _ in learning], asked, [g for _, g in learning]) if asked else ()
-            still = [i for i, (t, own) in enumerate(zip(given, places, strict=True)) if own and not t.requires_grad]
-            still = [i for i in still if given[i].is_floating_point()]
+            buffers = [i for i, (t, own) in enumerate(zip(given, places, strict=True)) if own and not t.requires_grad]
+            buffers = [i for i in buffers if given[i].is_floating_point()]
             compared[:] = ["output", *(f"gradient of {names[i]}" for i, t in enumerate(given) if t.requires_grad)]
-            compared.extend(f"statistic {names[i]}" for i in still)
-            return [outs[0].detach(), *found, *(given[i] for i in still)]
+            compared.extend(f"statistic {names[i]}" for i in buffers)
+            return [outs[0].detach(), *found, *(given[i] for i in buffers)]
 
         try:
             with torch.autocast(self.device.type, enabled=False):

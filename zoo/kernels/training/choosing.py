@@ -108,7 +108,7 @@ def times(recording: Recording, chain: Chain, behind: Chain | None, known: Times
     if (found := known.get(key)) is None:
         pieces: Sequence[Step] = chain.pieces or chain.calls
         try:
-            parts = chain.reads, chain.makes, chain.branch_out is not None
+            parts = chain.reads, chain.makes, chain.branch_out is not None, chain.drawn
             call = _there_and_back(recording, [chain], *parts)
             with kernels.tuning(recording.device, most):
                 call()
@@ -150,11 +150,14 @@ def _key(recording: Recording, chain: Chain) -> Any:
 
 
 def _there_and_back(
-    recording: Recording, steps: Sequence[Step], reads: Sequence[int], makes: int, branches: bool = False
+    recording: Recording, steps: Sequence[Step], reads: Sequence[int], makes: int, branches: bool, drawn: frozenset[int]
 ) -> Callable[[], object]:
-    """Return a call that computes steps and their gradients on made-up values; of `branches`, what is read first has one of its own."""
+    """Return a call that computes steps and their gradients on made-up values, but of those `drawn`.
+
+    Of `branches`, what is read first has a gradient of its own.
+    """
     given = {number: _made_up(recording, number) for number in reads}
-    images = {number for _, number in recording.inputs}
+    images = {number for _, number in recording.inputs} | drawn
     if any(tensor.requires_grad and number not in images for number, tensor in given.items()):  # whose gradient nobody needs
         given = {number: tensor.requires_grad_(tensor.requires_grad and number not in images) for number, tensor in given.items()}
     rows = {step.row_out for step in steps if isinstance(step, Chain)}

@@ -14,6 +14,7 @@ from zoo.kernels.training.calls import activation_of, convolution_of, plainly
 from zoo.kernels.training.finder import Finder, Placed, in_order, placed
 from zoo.kernels.training.record import Call
 from zoo.kernels.training.replay import Chain, Without
+from zoo.kernels.training.rounding import ONE_PIXEL
 
 WIDE_PATCH = 64
 """Pixels of a patch of images from which on it is a row of a product; smaller ones are a stem's."""
@@ -31,6 +32,18 @@ def patches(finder: Finder, index: int, call: Call) -> Placed | None:
     reads = tuple(number for number in (conv.x, conv.weight, conv.bias) if number is not None)
     words = f"patches {out_of(finder, conv.weight)}" + ("" if conv.bias is None else " + bias")
     return Chain(words, partial(_run_patches, dtype=out.dtype), reads, conv.makes, (call,)), (index,)
+
+
+def of_one_pixel(finder: Finder, index: int, call: Call) -> Placed | None:
+    """Return a 1x1 convolution of maps of one pixel, as squeeze-and-excite's are, as a product: cuDNN's kernels are for larger ones."""
+    conv = convolution_of(finder.values, call)
+    if conv is None or (conv.groups, conv.padding) != (1, (0, 0)) or not kernels.on_kernels(finder.device):
+        return None
+    x, weight, out = (finder.values[number] for number in (conv.x, conv.weight, conv.makes))
+    if x.shape[2:] != (1, 1) or weight.shape[2:] != (1, 1) or out.dtype not in kernels.HALF:
+        return None
+    reads = tuple(number for number in (conv.x, conv.weight, conv.bias) if number is not None)
+    return Chain(ONE_PIXEL, partial(_run_patches, dtype=out.dtype), reads, conv.makes, (call,)), (index,)
 
 
 def _run_patches(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: Any) -> Tensor:

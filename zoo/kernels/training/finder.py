@@ -36,6 +36,7 @@ class Finder:
 
     def __init__(self, recording: Recording, gone: set[int]) -> None:
         self.values, self.calls, self.device = recording.values, recording.calls, recording.device
+        self.made_by = {number: call for call in recording.calls for number in call.makes}
         self.readers: dict[int, list[int]] = {}
         self.taken: set[int] = set()
         """Calls that chains have."""

@@ -147,6 +147,7 @@ stem_conv = _forwarded("stem_conv")
 add_layer_norm = _forwarded("add_layer_norm")
 gelu = _forwarded("gelu")
 mean_and_map = _forwarded("mean_and_map")
+add_branch = _forwarded("add_branch")
 window_attention = _forwarded("window_attention")
 
 
@@ -211,6 +212,7 @@ max_pool_refuses = _refusing("max_pool")
 avg_pool_refuses = _refusing("avg_pool")
 scale_channels_refuses = _refusing("scale_channels")
 window_attention_refuses = _refusing("window_attention", "PyTorch's functions are as good")
+add_branch_refuses = _refusing("add_branch", "PyTorch's functions are as good")
 mean_and_map_refuses = _refusing("mean_and_map", "PyTorch's sum is as good")
 
 

@@ -48,6 +48,7 @@ class Chain:
         whole: it is so many layers that it is compared as a network is, all tensors of a kind together.
         fresh: what it reads last is a residual, whose gradient it makes anew for nobody else.
         frees: a map that what it stands for would keep for the way back is not kept.
+        drawn: what it reads that hangs on no data, as random numbers do, and has no gradient.
         looks: its gradient needs nothing of what it reads.
         remakes: what it makes can be made again from what it keeps anyway; then `run` is told so by `again=True`, and doesn't keep it.
     """
@@ -69,6 +70,7 @@ class Chain:
     whole: bool = False
     fresh: bool = False
     frees: bool = False
+    drawn: frozenset[int] = frozenset()
     looks: bool = False
     remakes: bool = False
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import DROPOUT, NEW, arguments, plainly
+from zoo.kernels.training.calls import DROPOUT, arguments, drawn_alone, plainly
 from zoo.kernels.training.record import Call, Recording, Ref
 
 _ADD = {"add", "__add__", "__radd__"}
@@ -164,14 +164,11 @@ class _Streams:
     def _is_share(self, number: int, shape: tuple[int, ...]) -> bool:
         """Tell whether a value is a number for each image that was drawn before the stretch: nobody asks a gradient of that."""
         value = self.values[number]
-        return number not in self.makers and value.shape == (shape[0], *(1 for _ in shape[1:])) != shape and self._is_drawn(number)
-
-    def _is_drawn(self, number: int) -> bool:
-        """Tell whether a value hangs on no parameter, buffer or input, but in shape and dtype."""
-        value, call = self.values[number], self.made_by.get(number)
-        if value.place is not None or value.constant is not None or call is None:
-            return False
-        return call.name in NEW or all(map(self._is_drawn, call.reads))
+        return (
+            number not in self.makers
+            and value.shape == (shape[0], *(1 for _ in shape[1:])) != shape
+            and drawn_alone(number, self.values, self.made_by)
+        )
 
     def _alone(self, number: int) -> int | None:
         """Return the place of the call that makes a value, which nobody but the next call reads, and nobody writes to."""

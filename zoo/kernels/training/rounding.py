@@ -20,8 +20,9 @@ TOGETHER = 16
 
 LINEAR = {"input": None, "weight": None, "bias": None}
 _CALLS = {"conv2d": CONV2D, "linear": LINEAR}
-_CHAINS = {"1x1 + shortcut"}
-"""Chains that round the second of what they read as autocast does; others keep the gradient's digits."""
+ONE_PIXEL = "1x1 of one pixel"
+_CHAINS = {"1x1 + shortcut", ONE_PIXEL}
+"""Chains that round what they read behind the map as autocast does; others keep the gradient's digits."""
 
 
 class _Rounded(torch.autograd.Function):
@@ -78,7 +79,7 @@ def to_round(recording: Recording, steps: Sequence[Any]) -> tuple[list[int], tor
 def _taken(recording: Recording, step: Any) -> set[int]:
     """Return what of a step's reads it would round."""
     if not isinstance(step, Call):
-        return {step.reads[1]} if step.op in _CHAINS else set()
+        return set(step.reads[1:]) if step.op in _CHAINS else set()
     names = _CALLS.get(step.name)
     given = arguments(step, names) if names is not None and plainly(step) and isinstance(step.result, Ref) else None
     if given is None:
