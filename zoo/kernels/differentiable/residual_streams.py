@@ -67,18 +67,18 @@ def _(before: Any) -> Tensor:
 
 
 @torch.library.custom_op("kernelzoo::gelu_grad", mutates_args=())
-def _through_gelu(gradient: Tensor, before: Tensor) -> list[Tensor]:
-    """Return the sums for the bias, and the gradient before GELU, of tokens (N, ..., C)."""
+def _through_gelu(gradient: Tensor, before: Tensor, again: bool) -> list[Tensor]:
+    """Return the sums for the bias, the gradient before GELU and, if asked for again, GELU itself, of tokens (N, ..., C)."""
     gradient, read = _map(gradient), _map(before)
-    ours = kernels_run(read) and not bias_act_grad.supports(gradient, read, act="gelu")
-    sums, made = (bias_act_grad.launch if ours else bias_act_grad.reference)(gradient, read, act="gelu")
-    return [sums, made.permute(0, 2, 3, 1).contiguous().view(before.shape)]
+    ours = kernels_run(read) and not bias_act_grad.supports(gradient, read, act="gelu", again=again)
+    sums, *made = (bias_act_grad.launch if ours else bias_act_grad.reference)(gradient, read, act="gelu", again=again)
+    return [sums, *(one.permute(0, 2, 3, 1).contiguous().view(before.shape) for one in made)]
 
 
 @_through_gelu.register_fake
-def _(gradient: Any, before: Any) -> list[Tensor]:
+def _(gradient: Any, before: Any, again: bool) -> list[Tensor]:
     wide = torch.promote_types(gradient.dtype, torch.float32)
-    return [before.new_empty(before.shape[-1:], dtype=wide), gradient.new_empty(before.shape)]
+    return [before.new_empty(before.shape[-1:], dtype=wide), *(gradient.new_empty(before.shape) for _ in range(1 + again))]
 
 
 def _map(tokens: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         (before,) = ctx.saved_tensors
-        sums, of_before = _through_gelu(gradients[0].to(before.dtype), before)
+        sums, of_before = _through_gelu(gradients[0].to(before.dtype), before, False)
         return of_before, sums.to(ctx.type)
 
 
@@ -170,4 +170,39 @@ def gelu(before: Tensor, bias: Tensor) -> Tensor:
         The activated tensor, of the dtype of `before`.
     """
     made: Tensor = _Gelu.apply(before, bias)  # pyright: ignore[reportAssignmentType]
+    return made
+
+
+class _GeluLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, before: Tensor, bias: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
+        ctx.save_for_backward(before, weight)
+        ctx.type = bias.dtype
+        return F.linear(_activated(before), weight, shift)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        before, weight = ctx.saved_tensors
+        learns, shifts = ctx.needs_input_grad[2:]
+        rows = gradients[0].reshape(-1, weight.shape[0]).to(before.dtype)
+        sums, of_before, *y = _through_gelu((rows @ weight).view(before.shape), before, learns)
+        of_weight = rows.t() @ y[0].view(-1, weight.shape[1]) if learns else None
+        return of_before, sums.to(ctx.type), of_weight, rows.sum(0) if shifts else None
+
+
+def gelu_linear(before: Tensor, bias: Tensor, weight: Tensor, shift: Tensor | None, *, learns: bool = True) -> Tensor:
+    """Compute a product of GELU, differentiably, which keeps what GELU reads alone: what it makes comes once more from its way back.
+
+    Args:
+        before: (N, ..., C), a product's result with its bias.
+        bias: (C,), that bias, whose gradient is wanted here and not of the product.
+        weight: (K, C), of the product behind; it is rounded to the dtype of `before`.
+        shift: (K,), a bias of it, or None.
+        learns: whether the gradient of `shift` is wanted here.
+
+    Returns:
+        ``linear(gelu(before), weight, shift)``, (N, ..., K), of the dtype of `before`.
+    """
+    shift = None if shift is None else (shift if learns else shift.detach()).to(before.dtype)
+    made: Tensor = _GeluLinear.apply(before, bias, weight.to(before.dtype), shift)  # pyright: ignore[reportAssignmentType]
     return made

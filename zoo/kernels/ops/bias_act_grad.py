@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from zoo.kernels.ops._activation import BY_OUTPUT, SLOPES, slope
+from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT, SLOPES, activate, slope
 from zoo.kernels.ops._arguments import Drawing, as_output, launches, named, of
 from zoo.kernels.ops._fold import cut, shares, tile_rows
 from zoo.kernels.ops._layout import DTYPES, empty_map, unreadable
@@ -22,7 +22,9 @@ from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
-def reference(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = None, *, act: str = "none") -> tuple[Tensor, ...]:
+def reference(
+    gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None = None, *, act: str = "none", again: bool = False
+) -> tuple[Tensor, ...]:
     """Compute the gradients of ``act(x + bias)``.
 
     Args:
@@ -30,18 +32,20 @@ def reference(gradient: Tensor, kept: Tensor | None = None, bias: Tensor | None 
         kept: the output if `act` is one of `BY_OUTPUT`, else x; None without an activation.
         bias: (C,), any floating dtype, where `kept` is x; None where it is the output.
         act: a name of `SLOPES`.
+        again: whether the output is made once more, of an activation that keeps x.
 
     Returns:
-        The gradient of the bias, float32 (C,) (float64 for float64), added in the same; and, with an activation, the gradient of x in
-        the dtype of `gradient`. Without one that is `gradient` itself.
+        The gradient of the bias, float32 (C,) (float64 for float64), added in the same; with an activation the gradient of x in the
+        dtype of `gradient`, which without one is `gradient` itself; and if asked for `again` the output, in the same dtype.
     """
     wide = torch.promote_types(gradient.dtype, torch.float32)
     g = gradient.to(wide)
     if act == "none" or kept is None:
         return (g.sum((0, 2, 3)),)
-    z = kept.to(wide)
-    g = SLOPES[act](g, z if bias is None else z + bias.to(wide)[:, None, None])
-    return g.sum((0, 2, 3)), g.to(gradient.dtype)
+    z = kept.to(wide) if bias is None else kept.to(wide) + bias.to(wide)[:, None, None]
+    g = SLOPES[act](g, z)
+    made = (g.sum((0, 2, 3)), g.to(gradient.dtype))
+    return (*made, ACTIVATIONS[act](z).to(gradient.dtype)) if again else made
 
 
 @of(reference)
@@ -54,7 +58,7 @@ def rival(gradient, kept, act, **_) -> tuple[Tensor, ...]:
 
 
 @of(reference)
-def supports(gradient, kept, bias, act) -> str:
+def supports(gradient, kept, bias, act, again) -> str:
     """Return "" where the kernel takes these arguments, else the reason why not."""
     if gradient.dim() != 4 or gradient.dtype not in DTYPES:
         return "not a map of float32, bfloat16 or float16"
@@ -66,16 +70,19 @@ def supports(gradient, kept, bias, act) -> str:
         return "what is kept has another shape, or is not of float32, bfloat16 or float16"
     if bias is not None and (act in BY_OUTPUT or bias.shape != gradient.shape[1:2] or bias.dtype not in DTYPES or not bias.is_contiguous()):
         return "a bias that is not one for each channel, or beside an output"
+    if again and (kept is None or act in BY_OUTPUT):
+        return "an output that is kept is not made again"
     return unreadable(gradient, kept, small=gradient.numel() < 2**31 - 2**22)
 
 
 @triton.jit
 def _back(
-    gradient, kept, bias, partials, out, full, rows, total, channel_units, pixels, width_units, gradient_units, kept_units, out_units,
+    gradient, kept, bias, partials, out, made, full, rows, total, channel_units, pixels, width_units, gradient_units, kept_units, out_units,
+    made_units,
     ACT: tl.constexpr, V: tl.constexpr, W: tl.constexpr, RAGGED: tl.constexpr, FOLD: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
     U: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradient before the activation, and a program's sums of it."""
+    """Write the gradient before the activation, and a program's sums of it; to `made` what is activated."""
     begin(OVERLAP)
     channels = channel_units * W
     width = width_units * V
@@ -91,12 +98,20 @@ def _back(
         for u in tl.static_range(U):
             g = gs[u].to(tl.float32)
             if ACT != "none":
-                g = slope(ks[u].to(tl.float32) + level, g, ACT)
+                z = ks[u].to(tl.float32) + level
+                g = slope(z, g, ACT)
                 at = out + ((row + u * BR) * (out_units * V) + col)
                 if RAGGED:
                     tl.store(at, g.to(out.dtype.element_ty), mask=col < width)
                 else:
                     tl.store(at, g.to(out.dtype.element_ty))
+                if made is not None:
+                    at = made + ((row + u * BR) * (made_units * V) + col)
+                    y = activate(z, ACT).to(made.dtype.element_ty)
+                    if RAGGED:
+                        tl.store(at, y, mask=col < width)
+                    else:
+                        tl.store(at, y)
             sums += g
     if (full % tl.num_programs(1) == part) & (full * (BR * U) < rows):
         for u in tl.static_range(U):
@@ -104,9 +119,12 @@ def _back(
             there = inside(row, col, rows, total, width, RAGGED, FOLD)
             g = tl.load(gradient + (row * (gradient_units * V) + col), mask=there, other=0.0).to(tl.float32)
             if ACT != "none":
-                z = tl.load(kept + (row * (kept_units * V) + col), mask=there, other=0.0).to(tl.float32)
-                g = slope(z + level, g, ACT)
+                z = tl.load(kept + (row * (kept_units * V) + col), mask=there, other=0.0).to(tl.float32) + level
+                g = slope(z, g, ACT)
                 tl.store(out + (row * (out_units * V) + col), g.to(out.dtype.element_ty), mask=there)
+                if made is not None:
+                    y = activate(z, ACT).to(made.dtype.element_ty)
+                    tl.store(made + (row * (made_units * V) + col), y, mask=there)
             sums += g
     to = partials + ((part * pixels + col // channels) * channels + col % channels)
     tl.store(to, tl.sum(sums, axis=0, keep_dims=True), mask=col < width)
@@ -124,24 +142,24 @@ def configs(gradient, act, **_) -> list[dict[str, int]]:
 
 
 @launches(reference, configs, tuned=True)
-def launch(gradient, kept, bias, act, config, out: Tensor | tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
+def launch(gradient, kept, bias, act, again, config, out: Tensor | tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
     """Run the kernels; see `reference`. The map of `out` may be a channel slice, but not `gradient`, which others may read."""
     n, channels, h, w = gradient.shape
     if out is None:
         out = (torch.empty(channels, dtype=torch.float32, device=gradient.device),)
-        out += () if kept is None else (empty_map(n, channels, h, w, gradient),)
+        out += tuple(empty_map(n, channels, h, w, gradient) for _ in range(0 if kept is None else 1 + again))
     sums, *of_x = results = (out,) if isinstance(out, Tensor) else tuple(out)
     if gradient.numel() == 0:
         sums.zero_()
         return results
-    to = of_x[0] if of_x else None
-    c = cut(config["columns"], *(gradient if m is None else m for m in (gradient, kept, to)))
+    to, made = (*of_x, None, None)[:2]
+    c = cut(config["columns"], *(gradient if m is None else m for m in (gradient, kept, to, made)))
     rows, unroll = tile_rows(c, config["warps"], gradient.element_size(), config["unroll"])
     parts = shares(c, rows * unroll, config["programs"])
     partials = torch.empty((parts * c.pixels, channels), dtype=torch.float32, device=gradient.device)
     with followed_by_ours(True):
         _back[(c.blocks, parts)](
-            gradient, kept, bias, partials, to, c.whole // (rows * unroll), c.rows, c.total, channels // c.run, c.pixels,
+            gradient, kept, bias, partials, to, made, c.whole // (rows * unroll), c.rows, c.total, channels // c.run, c.pixels,
             c.width // c.vector, *c.steps, ACT=act, W=c.run, **c.constants(rows, unroll), num_warps=config["warps"], **overlap(gradient),
         )  # fmt: skip
     add(partials, sums)
@@ -149,9 +167,9 @@ def launch(gradient, kept, bias, act, config, out: Tensor | tuple[Tensor, ...] |
 
 
 @of(reference)
-def cost(gradient, kept, **_) -> tuple[int, int]:
+def cost(gradient, kept, again, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
-    maps = 1 if kept is None else 3
+    maps = 1 if kept is None else 3 + again
     return gradient.numel() * (1 if kept is None else 2), gradient.numel() * gradient.element_size() * maps + 4 * gradient.shape[1]
 
 
@@ -164,6 +182,8 @@ CASES: list[dict[str, Any]] = [
     {"name": "slice", "shape": (2, 24, 3, 5), "wide": 48, "act": "silu"},
     {"name": "slice at odd channels", "shape": (2, 9, 3, 5), "wide": 21, "act": "relu"},
     {"name": "gelu of tokens", "shape": (2, 32, 17, 1), "act": "gelu"},
+    {"name": "gelu of tokens, again", "shape": (2, 32, 17, 1), "act": "gelu", "again": True},
+    {"name": "gelu again, odd channels, slice", "shape": (2, 9, 3, 5), "wide": 21, "act": "gelu", "again": True},
     {"name": "leaky, one pixel each", "shape": (3, 40, 1, 1), "act": "leaky_relu_0.1"},
     {"name": "batch 1, three pixels", "shape": (1, 8, 1, 3), "act": "leaky_relu_0.01"},
     {"name": "many pixels", "shape": (2, 3, 20, 17), "act": "relu"},
@@ -175,13 +195,16 @@ LARGE_CASES: list[dict[str, Any]] = [
     {"name": f"{n}x{c}@{px} {act}", "shape": (n, c, px, px), "act": act}
     for n in (256, 32)
     for c, px, act in ((64, 224, "relu"), (128, 112, "relu"), (256, 56, "relu"), (512, 28, "relu"), (512, 14, "relu"), (96, 54, "none"))
-] + [{"name": "ViT-B 64x3072@197 gelu", "shape": (64, 3072, 197, 1), "act": "gelu"}]
+] + [
+    {"name": f"ViT-B 64x3072@197 gelu{' again' * again}", "shape": (64, 3072, 197, 1), "act": "gelu", "again": again}
+    for again in (False, True)
+]
 
 
 def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     """Return the arguments of a case."""
     draw, shape, wide, act = Drawing(*how), case["shape"], case.get("wide", 0), case.get("act", "none")
-    args: dict[str, Any] = {"gradient": draw.map(shape, wide), "act": act}
+    args: dict[str, Any] = {"gradient": draw.map(shape, wide), "act": act, "again": case.get("again", False)}
     if act != "none":
         args["kept"] = as_output(draw.map(shape, wide), act)
     if act not in BY_OUTPUT:

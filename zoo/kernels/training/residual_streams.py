@@ -245,6 +245,34 @@ class _Streams:
         bias = self._bias_of(product)
         self._without_bias(product)
         self.instead[index] = replace(call, func=kernels.gelu, args=(Ref(before), Ref(bias)), kwargs={}, reads=(before, bias))
+        self._linear_behind(index, before, bias)
+
+    def _linear_behind(self, index: int, before: int, bias: int) -> None:
+        """Let the one product that reads a GELU be one call with it, so that what GELU makes needn't be kept."""
+        gone, number = [index], int(self.given[index].result)
+        while True:
+            readers = self.readers.get(number, [])
+            if len(readers) != 1 or number in self.wanted or self.values[number].memory in self.written:
+                return
+            place = readers[0]
+            call = self.given[place]
+            given = arguments(call, DROPOUT) if call.name == "dropout" and plainly(call) and not call.writes else None
+            if given is None or (given["p"] and given["training"]):
+                break
+            gone.append(place)
+            number = int(call.result)
+        given = arguments(call, _LINEAR) if call.name == "linear" and plainly(call) and not call.writes else None
+        if given is None or given["input"] != number or not isinstance(given["weight"], Ref) or place in gone:
+            return
+        held = self.instead.get(place, call)
+        weight, shift = (given["weight"], given["bias"])
+        learns = held is call  # else whoever adds the product takes its bias's gradient
+        if held is None or (not learns and held.func is not _linear) or self.values[int(call.result)].dtype != self.values[before].dtype:
+            return
+        self.instead |= dict.fromkeys(gone)
+        reads = tuple(int(part) for part in (before, bias, weight, shift) if part is not None)
+        args = (Ref(before), Ref(bias), weight, shift)
+        self.instead[place] = replace(call, func=partial(kernels.gelu_linear, learns=learns), args=args, kwargs={}, reads=reads)
 
     def _dtype(self, number: int) -> torch.dtype:
         """Return the dtype that a norm's result may have: that to which its one reader rounds, else its own.

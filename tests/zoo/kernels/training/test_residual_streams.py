@@ -115,7 +115,7 @@ def count(calls: list[Call]) -> dict[str, int]:
         if func is kernels.add_layer_norm:
             given = [name for name, arg in zip(("branch", "bias", "scale", "share"), call.args[1:5], strict=True) if arg is not None]
             name = " ".join(["norm", *given])
-        elif func in (kernels.gelu, streams._linear, streams._attention):
+        elif func in (kernels.gelu, kernels.gelu_linear, streams._linear, streams._attention):
             name = func.__name__.removeprefix("_")
         elif call.name in ("layer_norm", "gelu", "add", "mul"):
             name = f"PyTorch's {call.name}"
@@ -150,7 +150,7 @@ def test_sums_norms_and_gelu_are_put_together_and_learn_what_they_did(
     network, images = Transformer(kind).train(), torch.randn(3, 3, 8, 8, requires_grad=True)
     run, calls = made_of(network, images, monkeypatch)
     # the patches' sum with the positions is the stream that the first norm reads; the products before GELU hand their bias on too
-    assert count(calls) == {"norm": 1, "gelu": 2, **branches, "linear": branches["linear"] + 2, "PyTorch's add": 1}
+    assert count(calls) == {"norm": 1, "gelu_linear": 2, **branches, "PyTorch's add": 1}
     like(learnt(network, run, images), learnt(network, network, images), 2e-6)
 
 
@@ -178,6 +178,60 @@ def test_the_compiler_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     run, calls = made_of(network, images, monkeypatch, inductor)
     assert count(calls)["norm branch bias scale share"] == 4
     like(learnt(network, run, images), learnt(network, network, images), 2e-6)
+
+
+class Behind(nn.Module):
+    """A GELU, and what reads it, as `kind` says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.norm = kind, nn.Linear(C, C), nn.BatchNorm2d(C)
+        self.second, self.drop = nn.Linear(C, 8, bias="bare" not in kind), nn.Dropout(0.5 if "dropped" in kind else 0.0)
+        self.second.weight.requires_grad_("frozen" not in kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(self.first(self.norm(x).flatten(2).transpose(1, 2)))
+        if "by hand" in self.kind:
+            return (y @ self.second.weight.t()).tanh()
+        made = self.second(self.drop(y))
+        return made + y.mean() if "twice" in self.kind else made.tanh()
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("", True), ("bare", True), ("frozen", True), ("frozen bare", True), ("dropped", False), ("by hand", False), ("read twice", False)],
+)
+def test_a_product_of_gelu_keeps_what_gelu_reads_alone(kind: str, found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network, images = Behind(kind).train(), torch.randn(3, C, 2, 2, requires_grad=True)
+    if kind == "dropped":
+        monkeypatch.setattr(segments_of, "drawn", lambda call: False)
+    run, calls = made_of(network, images, monkeypatch)
+    assert count(calls).get("gelu_linear", 0) == found
+    assert count(calls).get("gelu", 0) == (not found)
+    if kind != "dropped":  # whose numbers are drawn at each call
+        like(learnt(network, run, images), learnt(network, network, images), 2e-6)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_gelu_makes_is_not_kept_for_the_product_behind(learns: bool, device: torch.device) -> None:
+    before, weight = (torch.randn(shape, device=device).requires_grad_() for shape in ((2, 5, 16), (8, 16)))
+    bias, shift = (torch.zeros(c, device=device).requires_grad_() for c in (16, 8))
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        made = kernels._ours("gelu_linear")(before, bias, weight, shift, learns=learns)
+    assert kept == [before.numel(), weight.numel()]
+    expected = F.linear(F.gelu(before), weight, shift)
+    gradient = torch.randn(made.shape, device=device)
+    found = torch.autograd.grad(made, [before, bias, weight, shift], gradient, allow_unused=True)
+    right = torch.autograd.grad(expected, [before, weight, shift], gradient)
+    like([made.detach(), found[0], found[1], found[2]], [expected.detach(), right[0], right[0].sum((0, 1)), right[1]], 2e-5)
+    assert (found[3] is not None) == learns
+    assert found[3] is None or off_by(found[3], right[2]) < 1e-5
+
+
+def off_by(got: Tensor, right: Tensor) -> float:
+    return float((got - right).norm() / right.norm())
 
 
 class Odd(nn.Module):
@@ -308,5 +362,6 @@ def test_its_operators_are_what_the_compiler_takes_them_for(shape: tuple[int, ..
             None if scale is None else total.clone(),
         )
         torch.library.opcheck(torch.ops.kernelzoo.layer_norm_grad, (*given, scale, None, branch_dtype), test_utils=checks)
-    torch.library.opcheck(torch.ops.kernelzoo.gelu_grad, (gradient, total), test_utils=checks)
+    for again in (False, True):
+        torch.library.opcheck(torch.ops.kernelzoo.gelu_grad, (gradient, total, again), test_utils=checks)
     torch.library.opcheck(torch.ops.kernelzoo.gelu, (total,), test_utils=checks)

@@ -200,6 +200,18 @@ def test_the_compiler_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
         assert got is None or off(got, right) < 3e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("parts", ["", "bias", "mask", "bias mask"])
+def test_its_operators_are_what_the_compiler_takes_them_for(parts: str, dtype: torch.dtype) -> None:
+    """Shapes, dtypes and memory of what they make, without data and with."""
+    tokens, gradient = torch.randn(6, 9, 48).to(dtype), torch.randn(6, 9, 16).to(dtype)
+    bias = torch.randn(9, 9, 2).permute(2, 0, 1) if "bias" in parts else None
+    mask = torch.randn(3, 9, 9) if "mask" in parts else None
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.kernelzoo.window_attention, (tokens, bias, mask, 2, 0.3), test_utils=checks)
+    torch.library.opcheck(torch.ops.kernelzoo.window_attention_grad, (gradient, tokens, bias, mask, 2, 0.3), test_utils=checks)
+
+
 def test_float32_stays_with_pytorch_and_so_do_wide_windows() -> None:
     for dtype, side in ((None, 2), (torch.bfloat16, 2)):
         network = Windows("bias").train()
