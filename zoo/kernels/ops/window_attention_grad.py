@@ -4,7 +4,7 @@ Logits are computed once more from what the map holds, so that nothing of a wind
 bias: a program stays with one head of one window, takes it of many images, and adds up in registers.
 """
 
-# pyright: reportCallIssue=false, reportArgumentType=false
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

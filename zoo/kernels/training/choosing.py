@@ -150,7 +150,12 @@ def _key(recording: Recording, chain: Chain) -> Any:
 
 
 def _there_and_back(
-    recording: Recording, steps: Sequence[Step], reads: Sequence[int], makes: int, branches: bool, drawn: frozenset[int]
+    recording: Recording,
+    steps: Sequence[Step],
+    reads: Sequence[int],
+    makes: int,
+    branches: bool = False,
+    drawn: frozenset[int] = frozenset(),
 ) -> Callable[[], object]:
     """Return a call that computes steps and their gradients on made-up values, but of those `drawn`.
 

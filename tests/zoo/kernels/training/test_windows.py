@@ -29,8 +29,8 @@ C, HEADS, SIDE, T = 16, 2, 2, 4
 
 @pytest.mark.parametrize("case", back.CASES, ids=lambda case: case["name"].replace(" ", "_"))
 def test_the_reference_is_what_autograd_computes(case: dict[str, Any]) -> None:
-    args = checking.draw(back, case, torch.float32, "cpu")
-    args = {name: value.double() if isinstance(value, Tensor) else value for name, value in args.items()}
+    drawn = checking.draw(back, case, torch.float32, "cpu")
+    args: dict[str, Any] = {name: value.double() if isinstance(value, Tensor) else value for name, value in drawn.items()}
     gradient = args.pop("gradient")
     learning = [args[name].requires_grad_() for name in ("x", "bias") if name in args]
     wanted = torch.autograd.grad(there.reference(**args), learning, gradient, allow_unused=True)
@@ -59,6 +59,9 @@ def test_windows_learn_as_by_autograd(parts: str, device: torch.device) -> None:
 
 class Windows(nn.Module):
     """A layer norm and attention in windows of 2 x 2 pixels, written as `kind` says."""
+
+    index: Tensor
+    closed: Tensor
 
     def __init__(self, kind: str) -> None:
         super().__init__()
