@@ -67,12 +67,17 @@ def add_branch(branch: Tensor, share: Tensor, x: Tensor) -> Tensor:
 
     Returns:
         ``branch * share + x``, added in float32 and rounded once. Kept for the way back is the factor.
+
+    Raises:
+        ValueError: somebody asks a gradient of the factor.
     """
+    if share.requires_grad:
+        raise ValueError("add_branch takes a share without a gradient; for one that learns, write branch * share + x")
     branch, x = rows(branch), rows(x)
-    gate = share.detach().view(-1, 1).expand(branch.shape[:2]).contiguous()
+    gate = share.view(-1, 1).expand(branch.shape[:2]).contiguous()
     if kernels_run(branch) and not pointwise.supports(branch, gate=gate, residual=x):
         return _add_branch(branch, gate, x)
-    return branch * share.detach() + x
+    return pointwise.reference(branch, gate=gate, residual=x)
 
 
 def add_branch_refused(branch: Tensor, share: Tensor, x: Tensor) -> str:

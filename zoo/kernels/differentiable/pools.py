@@ -115,7 +115,7 @@ def mean_and_map(x: Tensor, *, keep: bool = True) -> tuple[Tensor, Tensor]:
         keep: whether the means are (N, C, 1, 1), else (N, C).
 
     Returns:
-        The means in the dtype of `x`, and `x`. Nothing is kept for the way back.
+        The means in the dtype of `x`, and a view of `x`, or of its channels_last copy. Nothing is kept for the way back.
     """
     means, again = _mean(rows(x))
     return means if keep else means.flatten(1), again

@@ -30,9 +30,11 @@ def _(tokens: Any, bias: Any, mask: Any, heads: int, factor: float) -> Tensor:
 
 
 @torch.library.custom_op("kernelzoo::window_attention_grad", mutates_args=())
-def _through(gradient: Tensor, tokens: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int, factor: float) -> list[Tensor]:
-    """Return the gradients of the tokens and, where there is one, of the bias."""
-    x, how = _map(tokens, mask), _how(tokens, heads, factor)
+def _through(
+    gradient: Tensor, tokens: Tensor, bias: Tensor | None, mask: Tensor | None, heads: int, factor: float, learns: bool
+) -> list[Tensor]:
+    """Return the gradients of the tokens and, where that `learns`, of the bias."""
+    x, how = _map(tokens, mask), {**_how(tokens, heads, factor), "learns": learns}
     given = (_map(gradient.to(tokens.dtype), mask), x, bias, None, mask)
     ours = kernels_run(x) and not back.supports(*given, **how)
     made = (back.launch if ours else back.reference)(*given, **how)
@@ -41,8 +43,8 @@ def _through(gradient: Tensor, tokens: Tensor, bias: Tensor | None, mask: Tensor
 
 
 @_through.register_fake
-def _(gradient: Any, tokens: Any, bias: Any, mask: Any, heads: int, factor: float) -> list[Tensor]:
-    return [tokens.new_empty(tokens.shape), *([] if bias is None else [bias.new_empty(bias.shape)])]
+def _(gradient: Any, tokens: Any, bias: Any, mask: Any, heads: int, factor: float, learns: bool) -> list[Tensor]:
+    return [tokens.new_empty(tokens.shape), *([bias.new_empty(bias.shape)] if learns and bias is not None else [])]
 
 
 def _map(tokens: Tensor, mask: Tensor | None) -> Tensor:
@@ -73,7 +75,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         tokens, bias, mask = ctx.saved_tensors
-        of_tokens, *of_bias = _through(gradients[0].contiguous(), tokens, bias, mask, *ctx.how)
+        of_tokens, *of_bias = _through(gradients[0].contiguous(), tokens, bias, mask, *ctx.how, ctx.needs_input_grad[1])
         return of_tokens, of_bias[0] if of_bias else None, None, None, None
 
 
@@ -83,15 +85,18 @@ def window_attention(tokens: Tensor, bias: Tensor | None, mask: Tensor | None, *
     Args:
         tokens: (N windows, T, 3 C), queries, keys and values of all heads beside each other; an image's windows behind each other.
         bias: (heads, T, T), added to the logits of all windows.
-        mask: (windows, T, T), added to those of all heads.
+        mask: (windows, T, T), added to those of all heads; it has no gradient.
         heads: how many; each has C / heads channels.
         factor: of all logits.
 
     Returns:
-        The tokens (N windows, T, C) in the dtype of `tokens`. Kept for the way back are the arguments.
+        The tokens (N windows, T, C) in the dtype of `tokens`. Kept for the way back are the tokens, and bias and mask in float32.
+
+    Raises:
+        ValueError: somebody asks a gradient of the mask.
     """
-    if mask is not None and mask.requires_grad and torch.is_grad_enabled():  # which no kernel takes: autograd's way
-        return _tokens(there.reference(_map(tokens, mask), bias, None, None, mask, **_how(tokens, heads, factor)), tokens)
+    if mask is not None and mask.requires_grad:
+        raise ValueError("window_attention takes a mask without a gradient; what learns and is the same for all windows is a bias")
     made: Tensor = _Attention.apply(tokens, *(None if t is None else t.float().contiguous() for t in (bias, mask)), heads, factor)  # pyright: ignore[reportAssignmentType]
     return made
 

@@ -55,17 +55,18 @@ def supports(beside, gradient) -> str:
 
 @triton.jit
 def _spread(
-    beside, gradient, out, pixels, channel_units, b_step, out_step, factor,
+    beside, gradient, out, pixels, channel_units, b_step, out_step, columns, parts, factor,
     V: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, U: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Add to U x BR pixels of BC channels of an image."""
+    """Add to U x BR pixels of BC channels of an image; there are `columns` such of channels, and `parts` of pixels."""
     begin(OVERLAP)
     channels = channel_units * V
-    c = (tl.program_id(0) * BC + tl.arange(0, BC))[None, :]
+    number = tl.program_id(0)
+    c = (number % columns * BC + tl.arange(0, BC))[None, :]
     lane = tl.arange(0, BR)[:, None]
-    image = tl.program_id(1).to(tl.int64)
+    image = (number // columns // parts).to(tl.int64)
     live = c < channels
-    first = tl.program_id(2) * (BR * U)
+    first = number // columns % parts * (BR * U)
     mean = tl.load(gradient + (image * channels + c), mask=live, other=0.0).to(tl.float32) * factor
     read = ()
     for u in tl.static_range(U):
@@ -96,8 +97,9 @@ def launch(beside, gradient, config, out: Tensor | None = None) -> Tensor:
     columns = min(config["columns"], triton.next_power_of_2(c))
     rows = max(1, min(32 * config["warps"] * (16 // beside.element_size()) // columns, triton.next_power_of_2(h * w)))
     unroll = max(1, min(config["unroll"], triton.next_power_of_2(h * w) // rows))
-    _spread[(triton.cdiv(c, columns), n, triton.cdiv(h * w, rows * unroll))](
-        beside, gradient, out, h * w, *sizes, 1 / (h * w), V=v, BR=rows, BC=columns, U=unroll,
+    blocks, parts = triton.cdiv(c, columns), triton.cdiv(h * w, rows * unroll)
+    _spread[(blocks * parts * n,)](  # one axis: the others of a grid end at 65535
+        beside, gradient, out, h * w, *sizes, blocks, parts, 1 / (h * w), V=v, BR=rows, BC=columns, U=unroll,
         num_warps=config["warps"], **overlap(beside),
     )  # fmt: skip
     return out

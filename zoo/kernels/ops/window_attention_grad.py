@@ -1,7 +1,7 @@
 """The way back through attention inside windows: queries', keys' and values' gradients in one pass, and the bias's.
 
-Logits are computed once more from what the map holds, so that nothing of a window's size squared is kept or written, but the sums for the
-bias: a program stays with one head of one window, takes it of many images, and adds up in registers.
+Logits are computed once more from what the map holds, so that nothing of a window's size squared is kept. A program stays with one head of
+one window and takes it of many images. It adds up the bias's gradient in registers, and writes that once.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -42,6 +42,7 @@ def reference(
     first: tuple[int, int, int],
     pitch: int = 0,
     factor: float = 1.0,
+    learns: bool = True,
     tf32: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute the gradients of ``softmax(q @ k.T * factor + bias + mask) @ v`` for each window and head.
@@ -60,10 +61,11 @@ def reference(
         first: channel of the first query, key and value.
         pitch: channels from a head's first query to the next head's.
         factor: of all logits.
+        learns: whether the bias's gradient is wanted, where there is a bias.
         tf32: lets the kernel multiply float32 in TF32.
 
     Returns:
-        The gradient of x in its dtype; where there is a bias, a pair with its gradient, float32 (float64 for float64) (heads, T, T).
+        The gradient of x in its dtype; where a bias learns, a pair with its gradient, float32 (float64 for float64) (heads, T, T).
     """
     del tf32  # of the kernel
     n, channels, h, w = x.shape
@@ -91,7 +93,7 @@ def reference(
     of_x = torch.empty((n, h * w, channels), dtype=x.dtype, device=x.device)
     of_x[:, where.flatten()] = made.flatten(1, 2).to(x.dtype)
     of_x = of_x.view(n, h, w, channels).permute(0, 3, 1, 2)
-    return of_x if bias is None else (of_x, of_logits.sum((0, 1)))
+    return (of_x, of_logits.sum((0, 1))) if learns and bias is not None else of_x
 
 
 @of(reference)
@@ -175,16 +177,15 @@ def configs(**_) -> list[dict[str, int]]:
 
 @launches(reference, configs)
 def launch(
-    gradient, x, bias, region, mask, heads, window, step, stride, roll, first, pitch, factor, tf32, config,
+    gradient, x, bias, region, mask, heads, window, step, stride, roll, first, pitch, factor, learns, tf32, config,
     out: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Run the kernel, and add up what its programs have for the bias; see `reference`. The map of `out` may be a channel slice."""
     n, channels, h, w = x.shape
     if out is None:
-        of_x, of_bias = (
-            empty_map(n, channels, h, w, x),
-            None if bias is None else torch.empty(bias.shape, dtype=bias.dtype, device=bias.device),
-        )
+        of_x, of_bias = empty_map(n, channels, h, w, x), None
+        if learns and bias is not None:
+            of_bias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)  # dense, however the bias lies
     else:
         of_x, of_bias = out if isinstance(out, tuple) else (out, None)
     rows, cols = window
@@ -207,9 +208,9 @@ def launch(
 
 
 @of(reference)
-def cost(gradient, x, bias, window, **_) -> tuple[int, int]:
+def cost(gradient, x, bias, window, learns, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
-    moved = (gradient.numel() + 2 * x.numel()) * x.element_size() + (0 if bias is None else 8 * bias.numel())
+    moved = (gradient.numel() + 2 * x.numel()) * x.element_size() + (0 if bias is None else 4 * (1 + learns) * bias.numel())
     return 10 * gradient.numel() * window[0] * window[1], moved
 
 
@@ -219,6 +220,8 @@ CASES: list[dict[str, Any]] = [
     {"name": "Swin", "shape": (3, 96, 6, 9), "heads": 2, "window": (3, 3), "parts": "bias", "factor": 0.25},
     {"name": "Swin, shifted", "shape": (2, 96, 6, 9), "heads": 2, "window": (3, 3), "roll": (-1, -2), "parts": "bias region"},
     {"name": "a mask", "shape": (2, 96, 18, 1), "heads": 2, "window": (9, 1), "parts": "bias mask"},
+    {"name": "a bias that is still", "shape": (2, 96, 6, 9), "heads": 2, "window": (3, 3), "parts": "bias", "learns": False},
+    {"name": "one pixel, one channel", "shape": (2, 3, 2, 3), "heads": 1, "window": (1, 1), "parts": "bias"},
     {"name": "a mask alone", "shape": (2, 48, 14, 1), "heads": 1, "window": (7, 1), "parts": "mask"},
     {"name": "grid", "shape": (1, 96, 6, 8), "heads": 2, "window": (2, 4), "kind": "grid", "parts": "bias"},
     {"name": "odd channels", "shape": (1, 39, 3, 6), "heads": 1, "window": (3, 3), "parts": "bias"},
@@ -244,4 +247,5 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     n, _, h, w = args["x"].shape
     each = width_of(args["x"].shape[1], args["first"], args["heads"], args["pitch"])
     del args["cosine"]
+    args["learns"] = case.get("learns", True)
     return {"gradient": Drawing(*how).map((n, args["heads"] * each, h, w)), **args}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,12 +93,23 @@ def activation_of(call: Call) -> str | None:
     return None
 
 
-def drawn_alone(number: int, values: Sequence[Value], made_by: dict[int, Call]) -> bool:
-    """Tell whether a value hangs on no parameter, buffer or input, but in shape and dtype: nobody asks a gradient of it."""
-    value, call = values[number], made_by.get(number)
-    if value.place is not None or value.constant is not None or call is None:
-        return False
-    return call.name in NEW or all(drawn_alone(read, values, made_by) for read in call.reads)
+def hanging_on(values: Sequence[Value], calls: Sequence[Call], given: Iterable[int] = ()) -> set[int]:
+    """Return the values that hang on nothing but the `given` ones, random numbers, shapes and dtypes.
+
+    What lies in memory that a call fills with something else is none of them, whenever it does.
+    """
+    filled: set[int] = set()
+    while True:
+        found = {number for number in given if values[number].memory not in filled}
+        before = len(filled)
+        for call in calls:
+            alone = not call.kwargs.get("requires_grad") and (call.name in NEW or all(number in found for number in call.reads))
+            if alone:
+                found |= {number for number in call.makes if values[number].memory not in filled}
+            else:
+                filled |= call.writes
+        if len(filled) == before:
+            return found
 
 
 def plainly(call: Call) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zoo.kernels.training import kernels
 from zoo.kernels.training.blocks import dense_blocks
-from zoo.kernels.training.calls import activation_of, arguments, convolution_of, drawn_alone, norm_of, pair, plainly
+from zoo.kernels.training.calls import activation_of, arguments, convolution_of, norm_of, pair, plainly
 from zoo.kernels.training.convolutions import conv_bias_act, grouped, of_one_pixel, out_of, patches, pooled, stems
 from zoo.kernels.training.finder import Finder, Placed
 from zoo.kernels.training.joins import join
@@ -170,14 +170,12 @@ def _kept_branch(finder: Finder, index: int, call: Call) -> Found:
         if (after := finder.follower(number)) is None or (other := _added(finder, finder.calls[after], number)) is None:
             return None
         reads = (int(branch), int(share), other)
+        if other in reads[:2] or int(share) not in finder.drawn or kernels.add_branch_refuses(finder.device, *map(finder.like, reads)):
+            return None
         if not finder.untouched(reads, (index, after)) or not finder.hidden([number], after):
             return None
-        if not drawn_alone(int(share), finder.values, finder.made_by):
-            return None
-        if kernels.add_branch_refuses(finder.device, *map(finder.like, reads)):
-            return None
         placed = _chain(finder, "stochastic depth + residual", kernels.add_branch, reads, finder.calls[after].result, [index, after])
-        placed[0].looks, placed[0].drawn = True, frozenset((int(share),))
+        placed[0].keeps_no_map, placed[0].drawn = True, frozenset((int(share),))
         return placed
     return None
 

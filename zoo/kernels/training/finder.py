@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import NORMS
+from zoo.kernels.training.calls import NORMS, hanging_on
 from zoo.kernels.training.record import Recording, Ref
 from zoo.kernels.training.replay import Chain, Without
 
@@ -36,7 +36,6 @@ class Finder:
 
     def __init__(self, recording: Recording, gone: set[int]) -> None:
         self.values, self.calls, self.device = recording.values, recording.calls, recording.device
-        self.made_by = {number: call for call in recording.calls for number in call.makes}
         self.readers: dict[int, list[int]] = {}
         self.taken: set[int] = set()
         """Calls that chains have."""
@@ -44,6 +43,8 @@ class Finder:
             if index not in gone:
                 for number in dict.fromkeys(call.reads):
                     self.readers.setdefault(number, []).append(index)
+        self.drawn = hanging_on(recording.values, recording.calls)
+        """Values that hang on no parameter, buffer or input: nobody asks a gradient of them."""
         self.outputs = {leaf for leaf in recording.outputs if isinstance(leaf, Ref)}
 
     def like(self, number: int) -> Tensor:

@@ -143,7 +143,7 @@ def _keeps(recording: Recording, step: Any, number: int) -> bool | None:
             return list(step.reads).count(number) == 1 and int(step.args[0]) == number if step.args else None
         mean = step.name == "adaptive_avg_pool2d" and recording.values[step.result].shape[2:] == (1, 1)
         return False if mean or step.name in _LOOK else None
-    if step.looks:
+    if step.keeps_no_map:
         return False
     if step.branch_out is not None or number not in step.reads:
         return None

@@ -85,6 +85,8 @@ class Recording:
     device: torch.device
     tied: dict[tuple[str, str], list[tuple[str, str]]] = field(default_factory=dict)
     """Other places of the same parameter."""
+    buffers: frozenset[tuple[str, str]] = frozenset()
+    """Those of the places that are buffers'."""
 
 
 def name_of(func: Any) -> str:
@@ -142,7 +144,8 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
     outputs = [Ref(recorder.value_of(leaf).number) if isinstance(leaf, Tensor) else leaf for leaf in flat]
     if not any(isinstance(leaf, Ref) for leaf in outputs):
         raise Untraceable(f"{type(network).__name__} returns no tensor", anyway=True)
-    return Recording(recorder.values, recorder.calls, inputs, outputs, out_spec, device, tied)
+    buffers = frozenset((path, name) for path, module in network.named_modules() for name in module._buffers)
+    return Recording(recorder.values, recorder.calls, inputs, outputs, out_spec, device, tied, buffers)
 
 
 def _stand_in(fake: Any, leaf: Tensor) -> Tensor:

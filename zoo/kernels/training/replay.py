@@ -49,7 +49,7 @@ class Chain:
         fresh: what it reads last is a residual, whose gradient it makes anew for nobody else.
         frees: a map that what it stands for would keep for the way back is not kept.
         drawn: what it reads that hangs on no data, as random numbers do, and has no gradient.
-        looks: its gradient needs nothing of what it reads.
+        keeps_no_map: its gradient needs no map that it reads.
         remakes: what it makes can be made again from what it keeps anyway; then `run` is told so by `again=True`, and doesn't keep it.
     """
 
@@ -71,7 +71,7 @@ class Chain:
     fresh: bool = False
     frees: bool = False
     drawn: frozenset[int] = frozenset()
-    looks: bool = False
+    keeps_no_map: bool = False
     remakes: bool = False
 
     @property

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import DROPOUT, arguments, drawn_alone, plainly
+from zoo.kernels.training.calls import DROPOUT, arguments, hanging_on, plainly
 from zoo.kernels.training.record import Call, Recording, Ref
 
 _ADD = {"add", "__add__", "__radd__"}
@@ -53,7 +53,7 @@ def fused(recording: Recording, calls: Sequence[Call], wanted: Sequence[int]) ->
 class _Streams:
     def __init__(self, recording: Recording, calls: Sequence[Call], wanted: Sequence[int]) -> None:
         self.values, self.given, self.wanted = recording.values, list(calls), set(wanted)
-        self.made_by = {number: call for call in recording.calls for number in call.makes}
+        self.drawn = hanging_on(recording.values, recording.calls)
         self.makers = {number: index for index, call in enumerate(calls) for number in call.makes}
         self.readers: dict[int, list[int]] = {}
         for index, call in enumerate(calls):
@@ -164,11 +164,7 @@ class _Streams:
     def _is_share(self, number: int, shape: tuple[int, ...]) -> bool:
         """Tell whether a value is a number for each image that was drawn before the stretch: nobody asks a gradient of that."""
         value = self.values[number]
-        return (
-            number not in self.makers
-            and value.shape == (shape[0], *(1 for _ in shape[1:])) != shape
-            and drawn_alone(number, self.values, self.made_by)
-        )
+        return number not in self.makers and value.shape == (shape[0], *(1 for _ in shape[1:])) != shape and number in self.drawn
 
     def _alone(self, number: int) -> int | None:
         """Return the place of the call that makes a value, which nobody but the next call reads, and nobody writes to."""
@@ -262,7 +258,9 @@ class _Streams:
             gone.append(place)
             number = int(call.result)
         given = arguments(call, _LINEAR) if call.name == "linear" and plainly(call) and not call.writes else None
-        if given is None or given["input"] != number or not isinstance(given["weight"], Ref) or place in gone:
+        if given is None or given["input"] != number or not isinstance(given["weight"], Ref) or given["weight"] == number:
+            return
+        if len(self.values[int(given["weight"])].shape) != 2:
             return
         held = self.instead.get(place, call)
         weight, shift = (given["weight"], given["bias"])

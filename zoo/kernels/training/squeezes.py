@@ -35,7 +35,7 @@ def squeezes(finder: Finder, found: list[Placed], without: Without) -> list[Plac
             continue
         call = finder.calls[readers[0]]
         run = partial(kernels.mean_and_map, keep=not flat)
-        mean = Chain("mean + scale_channels", run, (x,), int(call.result), (call,), rank=1, looks=True)
+        mean = Chain("mean + scale_channels", run, (x,), int(call.result), (call,), rank=1, keeps_no_map=True)
         if mean.key in without:
             made.append(placed(mean, (), without))
             continue

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import DROPOUT, arguments, plainly
+from zoo.kernels.training.calls import DROPOUT, arguments, hanging_on, plainly
 from zoo.kernels.training.record import Call, Recording, Ref
 
 _SHAPES = {"reshape", "view", "flatten", "unflatten", "contiguous"}
@@ -57,6 +59,10 @@ class _Windows:
             for number in dict.fromkeys(call.reads):
                 self.readers.setdefault(number, []).append(index)
         self.written = {memory for call in calls for memory in call.writes}
+        self.ever_written = {memory for call in recording.calls for memory in call.writes}
+        buffers = [v.number for v in self.values if v.place in recording.buffers or v.constant is not None]
+        self.still = hanging_on(self.values, recording.calls, buffers)
+        """Values of which nobody asks a gradient."""
 
     def calls(self) -> list[Call]:
         instead: dict[int, Call] = {}
@@ -87,7 +93,10 @@ class _Windows:
         """Return the place of the call that makes attention's result as tokens, and what goes into it."""
         call = self.given[index]
         given = arguments(call, _SOFTMAX) if plainly(call) and not call.writes else None
-        if given is None or not isinstance(given["input"], Ref) or given["dtype"] is not None or not isinstance(call.result, Ref):
+        if given is None or not isinstance(given["input"], Ref) or not isinstance(call.result, Ref):
+            return None
+        third = given["_stacklevel"]  # the third argument is the dtype of `torch.softmax`, and not of `functional.softmax`
+        if not {given["dtype"], third if isinstance(third, torch.dtype) else None} <= {None, torch.float32}:
             return None
         logits = int(given["input"])
         shape = self.values[logits].shape
@@ -100,13 +109,19 @@ class _Windows:
         place, values, inner = behind
         inner |= {index, *found.inner}
         tokens, made = self.values[found.tokens], self.values[int(self.given[place].result)]
-        if self._part(values, inner) != (found.tokens, "value") or tokens.dtype not in kernels.HALF or made.dtype != tokens.dtype:
+        of_values = self._part(values)
+        if of_values is None or of_values[:2] != (found.tokens, "value"):
+            return None
+        inner |= of_values[2]
+        if tokens.dtype not in kernels.HALF or made.dtype != tokens.dtype:
             return None
         if made.shape != (shape[0], shape[2], tokens.shape[2] // 3):
             return None
         passed = [n for i in inner for n in self.given[i].makes]
-        given_to = [n for n in (found.tokens, found.bias, found.mask) if n is not None]
-        if any(self.values[n].memory in self.written for n in (*passed, *given_to)):
+        if any(self.values[n].memory in self.written for n in (*passed, found.tokens)):
+            return None
+        added = [n for n in (found.bias, found.mask) if n is not None]  # which are kept, and PyTorch's sums keep neither
+        if any(self.values[n].memory in self.ever_written for n in added) or (found.mask is not None and found.mask not in self.still):
             return None
         device, like = self.recording.device, kernels.stand_in(tokens.shape, tokens.dtype)
         if kernels.window_attention_refuses(device, like, found.heads, found.windows):
@@ -123,7 +138,8 @@ class _Windows:
                 return None
             call = self.given[place]
             given = arguments(call, DROPOUT) if call.name == "dropout" else None
-            if given is None or (given["p"] and given["training"]):
+            rounds = call.name == "to" and len(call.reads) == 1  # as the product does
+            if not rounds and (given is None or (given["p"] and given["training"])):
                 break
             inner.add(place)
             number = int(call.result)
@@ -217,10 +233,10 @@ class _Windows:
         if place is None or not self._exchanges(self.given[place], 2, 3):
             return None
         inner.add(place)
-        of_queries, of_keys = self._part(queries, inner), self._part(self.given[place].reads[0], inner)
-        if of_queries is None or of_keys != (of_queries[0], "key") or of_queries[1] != "query":
+        of_queries, of_keys = self._part(queries), self._part(self.given[place].reads[0])
+        if of_queries is None or of_keys is None or of_queries[1] != "query" or of_keys[:2] != (of_queries[0], "key"):
             return None
-        return _Found(of_queries[0], shape[1], factor, bias, mask, windows, inner)
+        return _Found(of_queries[0], shape[1], factor, bias, mask, windows, inner | of_queries[2] | of_keys[2])
 
     def _two(self, call: Call) -> tuple[int, int] | None:
         """Return the values of a call of two tensors and nothing else."""
@@ -237,8 +253,11 @@ class _Windows:
                 return int(value), float(number)
         return None
 
-    def _part(self, number: int, inner: set[int]) -> tuple[int, str] | None:
-        """Return the tokens (windows, T, 3 C) that queries, keys or values (windows, heads, T, E) were taken out of, and which they are."""
+    def _part(self, number: int) -> tuple[int, str, set[int]] | None:
+        """Return the tokens (windows, T, 3 C) that queries, keys or values (windows, heads, T, E) were taken out of.
+
+        Also returned are which of these they are, and the places of the calls between.
+        """
         place = self._maker(number)
         if place is None:
             return None
@@ -263,8 +282,7 @@ class _Windows:
         (count, t, three, heads, each), whole = self.values[self.given[apart].makes[0]].shape, self.values[tokens].shape
         if three != 3 or whole != (count, t, 3 * heads * each):
             return None
-        inner |= {place, together, apart}
-        return tokens, _EACH[which]
+        return tokens, _EACH[which], {place, together, apart}
 
 
 def _reshaped(tokens: Any, bias: Any, mask: Any, *, heads: int, factor: float, shapes: tuple[tuple[int, ...], ...]) -> Any:

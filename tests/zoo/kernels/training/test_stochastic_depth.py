@@ -55,6 +55,16 @@ class Block(nn.Module):
             share = share * y.mean((1, 2, 3), keepdim=True)
         if kind == "learns":
             share = self.share.to(y.dtype)
+        if kind == "filled by what learns":
+            share = y.new_ones((len(x), 1, 1, 1))
+            share[1:] = self.share[1:].to(y.dtype)
+        if kind == "copied from the branch":
+            share = y.new_ones((len(x), 1, 1, 1))
+            share.view(-1).copy_(y.mean((1, 2, 3)))
+        if kind == "asks for a gradient":
+            share = torch.rand((len(x), 1, 1, 1), dtype=y.dtype, requires_grad=True)
+        if kind == "added to itself":
+            return y * share + y
         y = share * y if kind == "turned" else y * share
         if kind == "read twice":
             return y + x + y.tanh()
@@ -90,18 +100,45 @@ def test_blocks_learn_as_eager_does(kind: str, found: None) -> None:
     quick = copy.deepcopy(eager)
     ops, run = replayed(quick, images())
     assert ops.count("stochastic depth + residual") == 2
-    for called, network in ((eager, eager), (run, quick)):
+    for called in (eager, run):
         torch.manual_seed(5)
         called(images(1)).square().mean().backward()
-        del network
     for (name, p), q in zip(eager.named_parameters(), quick.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None), name
         assert p.grad is None or off(q.grad, p.grad) < 1e-5, name
 
 
-@pytest.mark.parametrize("kind", ["by the branch", "learns", "read twice", "not added"])
+@pytest.mark.parametrize(
+    "kind",
+    ["by the branch", "learns", "read twice", "not added", "filled by what learns", "copied from the branch", "asks for a gradient",
+     "added to itself"],
+)  # fmt: skip
 def test_what_is_something_else_keeps_its_calls(kind: str, found: None) -> None:
     assert "stochastic depth + residual" not in replayed(Block(kind).train(), images())[0]
+
+
+class Gated(nn.Module):
+    """Blocks that each image takes or leaves by what it shows, as SkipNet's."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.gates = nn.ModuleList([nn.Linear(8, 1) for _ in range(blocks)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for gate in self.gates:
+            x = x.tanh() * torch.sigmoid(gate(x.mean((2, 3)))).view(-1, 1, 1, 1) + x
+        return x
+
+
+def test_deep_networks_of_gates_are_followed_to_the_end() -> None:
+    torch.manual_seed(0)
+    model = fast(Gated(400).train(), train=True, dtype=torch.float32, tune="none", example=images())
+    assert not model.unchanged
+
+
+def test_a_share_that_learns_is_refused_by_name(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="a share without a gradient"):
+        add_branch(noise(2, 8, 3, 3, device=device), torch.ones(2, 1, 1, 1, requires_grad=True), noise(2, 8, 3, 3, device=device))
 
 
 def test_a_sum_that_is_right_stays(found: None) -> None:

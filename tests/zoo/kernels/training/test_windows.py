@@ -33,28 +33,37 @@ def test_the_reference_is_what_autograd_computes(case: dict[str, Any]) -> None:
     args: dict[str, Any] = {name: value.double() if isinstance(value, Tensor) else value for name, value in drawn.items()}
     gradient = args.pop("gradient")
     learning = [args[name].requires_grad_() for name in ("x", "bias") if name in args]
+    learns = args.pop("learns")
     wanted = torch.autograd.grad(there.reference(**args), learning, gradient, allow_unused=True)
+    wanted, args["learns"] = (wanted if learns else wanted[:1]), learns
     made = back.reference(gradient, **{name: value.detach() if isinstance(value, Tensor) else value for name, value in args.items()})
     for got, right in zip(checking.as_tuple(made), wanted, strict=True):
         torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("parts", ["", "bias", "mask", "bias mask", "bias, a mask that learns", "a frozen bias"])
+@pytest.mark.parametrize("parts", ["", "bias", "mask", "bias mask", "a frozen bias", "a mask that hides much"])
 def test_windows_learn_as_by_autograd(parts: str, device: torch.device) -> None:
     tokens = noise(6, 9, 48, device=device).requires_grad_()
     bias = noise(2, 9, 9, seed=1, device=device).requires_grad_("frozen" not in parts) if "bias" in parts else None
-    mask = noise(3, 9, 9, seed=2, device=device).requires_grad_("learns" in parts) if "mask" in parts else None
+    mask = noise(3, 9, 9, seed=2, device=device) if "mask" in parts else None
+    if mask is not None and "hides" in parts:
+        mask[0, :, 1:], mask[1, 2:, 3] = float("-inf"), float("-inf")
     made = window_attention(tokens, bias, mask, heads=2, factor=0.3)
     q, k, v = tokens.reshape(6, 9, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind()
     logits = (q * 0.3) @ k.transpose(-2, -1)
     logits = logits if bias is None else logits + bias
     logits = logits if mask is None else (logits.unflatten(0, (-1, 3)) + mask[:, None]).flatten(0, 1)
     expected = (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
-    assert off(made, expected) < 1e-5
     gradient = noise(6, 9, 16, seed=3, device=device)
-    learning = [t for t in (tokens, bias, mask) if t is not None and t.requires_grad]
-    for got, right in zip(torch.autograd.grad(made, learning, gradient), torch.autograd.grad(expected, learning, gradient), strict=True):
+    learning = [t for t in (tokens, bias) if t is not None and t.requires_grad]
+    pairs = zip(torch.autograd.grad(made, learning, gradient), torch.autograd.grad(expected, learning, gradient), strict=True)
+    for got, right in ((made, expected), *pairs):
         assert off(got, right) < 1e-5
+
+
+def test_a_mask_that_learns_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="a mask without a gradient"):
+        window_attention(noise(6, 9, 48), None, noise(3, 9, 9).requires_grad_(), heads=2, factor=0.3)
 
 
 class Windows(nn.Module):
@@ -70,11 +79,14 @@ class Windows(nn.Module):
         self.table = nn.Parameter(torch.randn(9, HEADS))
         self.register_buffer("index", torch.arange(T * T).view(T, T) % 9)
         self.register_buffer("closed", (torch.arange(4 * T * T).view(4, T, T) % 3 - 2).float() * 2)
+        self.open = nn.Parameter(self.closed.clone())
 
     def bias(self) -> Tensor:
         return self.table[self.index].permute(2, 0, 1)
 
     def mask(self, x: Tensor) -> Tensor:
+        if "learns" in self.kind:
+            return self.open
         if "drawn" not in self.kind:
             return self.closed
         region = x.new_zeros((4, 4))
@@ -103,6 +115,8 @@ class Windows(nn.Module):
             logits.mul_(2)
         if "rows" in kind:
             return logits.softmax(-2)
+        if "float" in kind:
+            return torch.softmax(logits, -1, torch.float32 if "float32" in kind else torch.float64).to(x.dtype)
         return self.drop(F.softmax(logits, dim=-1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,6 +139,8 @@ class Windows(nn.Module):
         y = y.view(-1, 2, 2, SIDE, SIDE, C).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, 4, C)
         if "looked at" in kind:
             y = y + shares.mean()
+        if "changed" in kind:
+            self.closed.mul_(1.0)
         return F.gelu(y)
 
 
@@ -170,7 +186,7 @@ def images() -> Tensor:
 
 @pytest.mark.parametrize(
     "kind",
-    ["bias", "bias four axes items", "bias mask", "bias mask drawn", "mask", "", "bias behind", "bias mask items"],
+    ["bias", "bias float32", "bias four axes items", "bias mask", "bias mask drawn", "mask", "", "bias behind", "bias mask items"],
 )
 def test_attention_in_windows_is_put_together_and_learns_what_it_did(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, run, calls = made_of(kind, monkeypatch)
@@ -185,7 +201,19 @@ def test_attention_in_windows_is_put_together_and_learns_what_it_did(kind: str, 
 
 @pytest.mark.parametrize(
     "kind",
-    ["scaled with its bias", "of all pairs", "bias twice", "bias written", "rows", "another order", "exchanged", "looked at bias"],
+    [
+        "scaled with its bias",
+        "of all pairs",
+        "bias twice",
+        "bias written",
+        "rows",
+        "another order",
+        "exchanged",
+        "looked at bias",
+        "mask learns",
+        "mask changed",
+        "bias float64",
+    ],
 )
 def test_what_is_something_else_stays_and_learns_what_it_did(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     network, run, calls = made_of(kind, monkeypatch)
@@ -212,16 +240,40 @@ def test_its_operators_are_what_the_compiler_takes_them_for(parts: str, dtype: t
     mask = torch.randn(3, 9, 9) if "mask" in parts else None
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.kernelzoo.window_attention, (tokens, bias, mask, 2, 0.3), test_utils=checks)
-    torch.library.opcheck(torch.ops.kernelzoo.window_attention_grad, (gradient, tokens, bias, mask, 2, 0.3), test_utils=checks)
+    for learns in (False, True):
+        given = (gradient, tokens, bias, mask, 2, 0.3, learns)
+        torch.library.opcheck(torch.ops.kernelzoo.window_attention_grad, given, test_utils=checks)
 
 
-def test_float32_stays_with_pytorch_and_so_do_wide_windows() -> None:
-    for dtype, side in ((None, 2), (torch.bfloat16, 2)):
-        network = Windows("bias").train()
-        with torch.autocast("cpu", dtype, enabled=dtype is not None):
-            recording = record(network, (images(),), {}, CPU)
-        made = attended(recording, recording.calls, [int(recording.outputs[0])])
-        assert "softmax" in [call.name for call in made], (dtype, side)  # no kernel runs on a CPU, says `window_attention_refuses`
+@pytest.mark.parametrize("frozen", [(), ("table",), ("qkv.weight", "qkv.bias", "norm.weight", "norm.bias")])
+def test_half_precision_is_put_together_and_float32_stays(frozen: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "window_attention_refuses", lambda device, *shape: "")
+    torch.manual_seed(0)
+    network = Windows("bias mask").train()
+    for name in frozen:
+        network.get_parameter(name).requires_grad_(False)
+    recording = record(network, (images(),), {}, CPU)
+    assert "softmax" in [call.name for call in attended(recording, recording.calls, [int(recording.outputs[0])])]
+    monkeypatch.setattr(segments_of, "on_kernels", lambda device: True)
+    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    factors = torch.arange(images().numel()).sin().view(3, 4, 4, C)
+    right = torch.autograd.grad((network(images()) * factors).sum(), learning, allow_unused=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        recording = record(network, (images(),), {}, CPU)
+        assert "softmax" not in [call.name for call in attended(recording, recording.calls, [int(recording.outputs[0])])]
+        steps, _, counted = steps_of(recording, {})
+        replay = compiled(recording, steps, counted, inductor, None, beside=True)
+        assert replay is not None
+        made = replay(replay.at(network), [images()])
+        found = torch.autograd.grad((made.float() * factors).sum(), learning, allow_unused=True)
+    for got, exact in zip(found, right, strict=True):
+        assert (got is None) == (exact is None)
+        if got is not None:
+            assert got.dtype == torch.float32
+            assert off(got, exact) < 3e-2  # the interpreter cuts bfloat16
+
+
+def test_wide_windows_stay_with_pytorch() -> None:
     wide = torch.empty(4, 144, 96, dtype=torch.bfloat16, device="meta")
     assert "more than 64 pixels" in kernels._ours("window_attention_refused")(wide, 2, 1)
     assert not kernels._ours("window_attention_refused")(wide[:, :49], 2, 2)
