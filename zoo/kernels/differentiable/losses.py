@@ -32,13 +32,13 @@ def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float = 0.0) 
 
     Args:
         logits: (N, K), any floating dtype.
-        target: int64 (N,), a class each, -100 for an image that doesn't count; or (N, K) shares, which PyTorch computes.
+        target: int64 (N,), a class each, -100 for an image that doesn't count; or shares of all classes (N, K), which have no gradient.
         label_smoothing: this share of each label is spread evenly over all classes, 0 to 1.
 
     Returns:
         A scalar, float32 (float64 for float64). Kept for the way back is the gradient, which the same pass has computed.
     """
-    if kernels_run(logits) and not _op.supports(logits, target, smoothing=label_smoothing):
+    if kernels_run(logits) and not target.requires_grad and not _op.supports(logits, target, smoothing=label_smoothing):
         return _entropy(logits, target, label_smoothing)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide, target, label_smoothing=label_smoothing)

@@ -31,7 +31,8 @@ def reference(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> tupl
 
     Args:
         logits: (N, K).
-        target: int64 (N,), a class each; -100 where an image doesn't count.
+        target: int64 (N,), a class each, -100 where an image doesn't count; or shares of all classes (N, K), any floating dtype, as images
+            that were mixed have.
         smoothing: this share of each label is spread evenly over all classes, 0 to 1.
 
     Returns:
@@ -42,12 +43,16 @@ def reference(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> tupl
         Szegedy et al. 2015, https://arxiv.org/abs/1512.00567, section 7; PyTorch's `cross_entropy`.
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    counted = target != IGNORED
     log_p = wide.log_softmax(1)
     share = torch.full_like(wide, smoothing / max(1, wide.shape[1]))
-    share = share.scatter_add(1, target.clamp_min(0)[:, None], torch.full_like(wide[:, :1], 1 - smoothing)) * counted[:, None]
-    gradient = (log_p.exp() - share) * counted[:, None]
-    loss = -torch.where(share > 0, share * log_p, 0).sum()  # a score of -inf for a class without a share is no loss
+    if target.is_floating_point():
+        counted = torch.ones_like(wide[:, 0], dtype=torch.bool)
+        share = share + (1 - smoothing) * target.to(wide.dtype)
+    else:
+        counted = target != IGNORED
+        share = share.scatter_add(1, target.clamp_min(0)[:, None], torch.full_like(wide[:, :1], 1 - smoothing)) * counted[:, None]
+    gradient = (log_p.exp() * share.sum(1, keepdim=True) - share) * counted[:, None]
+    loss = -torch.where(share != 0, share * log_p, 0).sum()  # a score of -inf for a class without a share is no loss
     return loss / counted.sum(), gradient, 1.0 / counted.sum().to(wide.dtype)
 
 
@@ -55,6 +60,9 @@ def reference(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> tupl
 def rival(logits, target, smoothing) -> Any:
     """Compute loss and gradient by PyTorch's own kernels, for a comparison of times."""
     log_p = logits.float().log_softmax(1)
+    if target.is_floating_point():
+        share = -(target * (1 - smoothing) + smoothing / log_p.shape[1])
+        return (log_p * share).sum(1).mean(), torch.ops.aten._log_softmax_backward_data(share, log_p, 1, torch.float32).to(logits.dtype)
     loss = F.nll_loss(log_p, target) * (1 - smoothing) - log_p.mean(1).mean() * smoothing
     share = torch.full_like(log_p, -smoothing / log_p.shape[1])
     share.scatter_(1, target[:, None], -(1 - smoothing))
@@ -66,8 +74,12 @@ def supports(logits, target, smoothing) -> str:
     """Return "" where the kernels take these arguments, else the reason why not."""
     if logits.dim() != 2 or logits.dtype not in DTYPES or not logits.is_contiguous() or logits.shape[1] < 1:
         return "logits that are no contiguous rows of float32, bfloat16 or float16"
-    if target.shape != logits.shape[:1] or target.dtype != torch.int64 or not target.is_contiguous():
-        return "targets that are no int64 class for each image"
+    classes, shares = (
+        target.shape == logits.shape[:1] and target.dtype == torch.int64,
+        target.shape == logits.shape and target.dtype in DTYPES,
+    )
+    if not (classes or shares) or not target.is_contiguous():
+        return "targets that are no int64 class for each image, and no shares of all classes"
     if not 0.0 <= smoothing <= 1.0:
         return f"a smoothing of {smoothing}"
     if logits.shape[1] > MOST_CLASSES:
@@ -78,40 +90,52 @@ def supports(logits, target, smoothing) -> str:
 @triton.jit
 def _rows(
     logits, target, losses, gradient, class_units, smoothing,
-    V: tl.constexpr, BLOCK: tl.constexpr, IGNORE: tl.constexpr, OVERLAP: tl.constexpr,
+    V: tl.constexpr, BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHARES: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     begin(OVERLAP)
     classes = class_units * V
     row = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     live = k < classes
-    label = tl.load(target + row)
     z = tl.load(logits + (row * classes + k), mask=live, other=float("-inf")).to(tl.float32)
     z = z - tl.max(z, axis=0)
     p = tl.exp(z)
     total = tl.sum(p, axis=0)
     even = smoothing / classes
-    hit = k == label
-    share = even + tl.where(hit, 1.0 - smoothing, 0.0)
-    loss = tl.log(total) - tl.sum(tl.where(live & (share > 0.0), z, 0.0) * share, axis=0)
-    counted = label != IGNORE
-    # A label that is no class makes a loss that nobody overlooks.
-    known = (label >= 0) & (label < classes)
-    loss = tl.where(counted, tl.where(known, loss, float("nan")), 0.0)
-    tl.store(losses + row, loss)
-    tl.store(gradient + (row * classes + k), tl.where(counted, p / total - share, p * 0.0), mask=live)
+    if SHARES:
+        share = even + (1.0 - smoothing) * tl.load(target + (row * classes + k), mask=live, other=0.0).to(tl.float32)
+        share = tl.where(live, share, 0.0)
+        whole = tl.sum(share, axis=0)
+        loss = whole * tl.log(total) - tl.sum(tl.where(share != 0.0, z, 0.0) * share, axis=0)
+        tl.store(losses + row, loss)
+        tl.store(gradient + (row * classes + k), p / total * whole - share, mask=live)
+    else:
+        label = tl.load(target + row)
+        share = even + tl.where(k == label, 1.0 - smoothing, 0.0)
+        loss = tl.log(total) - tl.sum(tl.where(live & (share > 0.0), z, 0.0) * share, axis=0)
+        counted = label != IGNORE
+        # A label that is no class makes a loss that nobody overlooks.
+        known = (label >= 0) & (label < classes)
+        loss = tl.where(counted, tl.where(known, loss, float("nan")), 0.0)
+        tl.store(losses + row, loss)
+        tl.store(gradient + (row * classes + k), tl.where(counted, p / total - share, p * 0.0), mask=live)
 
 
 @triton.jit
-def _mean(losses, target, mean, share, images, BLOCK: tl.constexpr, IGNORE: tl.constexpr, OVERLAP: tl.constexpr):
+def _mean(
+    losses, target, mean, share, images, BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHARES: tl.constexpr, OVERLAP: tl.constexpr
+):  # fmt: skip
     begin(OVERLAP)
     total = tl.zeros([BLOCK], tl.float32)
     count = tl.zeros([BLOCK], tl.int32)
     for first in range(0, images, BLOCK):
         n = first + tl.arange(0, BLOCK)
         total += tl.load(losses + n, mask=n < images, other=0.0)
-        count += (tl.load(target + n, mask=n < images, other=IGNORE) != IGNORE).to(tl.int32)
+        if not SHARES:
+            count += (tl.load(target + n, mask=n < images, other=IGNORE) != IGNORE).to(tl.int32)
     number = tl.sum(count, axis=0).to(tl.float32)
+    if SHARES:
+        number = images.to(tl.float32)
     tl.store(mean, tl.sum(total, axis=0) / number)
     tl.store(share, 1.0 / number)
 
@@ -134,21 +158,21 @@ def launch(logits, target, smoothing, config, out: tuple[Tensor, Tensor, Tensor]
     if images == 0:
         return mean.fill_(torch.nan), gradient, share.fill_(torch.inf)
     unit = math.gcd(classes, 16)
-    losses = torch.empty(images, dtype=torch.float32, device=logits.device)
+    losses, shares = torch.empty(images, dtype=torch.float32, device=logits.device), target.is_floating_point()
     with followed_by_ours(True):
         _rows[(images,)](
             logits, target, losses, gradient, classes // unit, float(smoothing), V=unit, BLOCK=triton.next_power_of_2(classes),
-            IGNORE=IGNORED, num_warps=config["warps"], **overlap(logits),
+            IGNORE=IGNORED, SHARES=shares, num_warps=config["warps"], **overlap(logits),
         )  # fmt: skip
     block = min(1024, triton.next_power_of_2(images))
-    _mean[(1,)](losses, target, mean, share, images, BLOCK=block, IGNORE=IGNORED, num_warps=4, **overlap(logits))
+    _mean[(1,)](losses, target, mean, share, images, BLOCK=block, IGNORE=IGNORED, SHARES=shares, num_warps=4, **overlap(logits))
     return out
 
 
 @of(reference)
 def cost(logits, target, **_) -> tuple[int, int]:
     """Return (floating-point operations, bytes that must move)."""
-    return 6 * logits.numel(), logits.numel() * (logits.element_size() + 4) + 8 * len(target) + 8
+    return 6 * logits.numel(), logits.numel() * (logits.element_size() + 4) + target.numel() * target.element_size() + 8
 
 
 CASES: list[dict[str, Any]] = [
@@ -160,10 +184,15 @@ CASES: list[dict[str, Any]] = [
     {"name": "one class", "sizes": (3, 1), "smoothing": 0.5},
     {"name": "all smooth", "sizes": (3, 5), "smoothing": 1.0},
     {"name": "batch 0", "sizes": (0, 5), "smoothing": 0.1},
+    {"name": "mixed", "sizes": (7, 33), "smoothing": 0.1, "shares": True},
+    {"name": "mixed, one class", "sizes": (3, 1), "shares": True},
+    {"name": "mixed, batch 0", "sizes": (0, 5), "shares": True},
 ]
-"""`sizes` are images and classes; `ignored`: so many images don't count; `scale`: of the scores."""
+"""`sizes` are images and classes; `ignored`: so many images don't count; `scale`: of the scores; `shares`: two classes an image."""
 
-LARGE_CASES: list[dict[str, Any]] = [{"name": f"{n}x{k}", "sizes": (n, k), "smoothing": 0.1} for n in (256, 32) for k in (1000, 21843)]
+LARGE_CASES: list[dict[str, Any]] = [{"name": f"{n}x{k}", "sizes": (n, k), "smoothing": 0.1} for n in (256, 32) for k in (1000, 21843)] + [
+    {"name": "64x1000 mixed", "sizes": (64, 1000), "smoothing": 0.1, "shares": True}
+]
 
 
 def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
@@ -173,4 +202,7 @@ def make(case: dict[str, Any], *how: Any) -> dict[str, Any]:
     logits = (draw.normal(n, k) * case.get("scale", 3.0)).to(draw.dtype)
     target = torch.randint(k, (n,), generator=draw.generator, device=draw.generator.device).to(draw.device)
     target[: case.get("ignored", 0)] = IGNORED
+    if case.get("shares"):
+        one, other = (F.one_hot(label, k).to(draw.dtype) for label in (target, target.flip(0)))
+        target = 0.7 * one + 0.3 * other
     return {"logits": logits, "target": target, "smoothing": case.get("smoothing", 0.0)}

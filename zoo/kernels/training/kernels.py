@@ -148,6 +148,7 @@ add_layer_norm = _forwarded("add_layer_norm")
 gelu = _forwarded("gelu")
 gelu_linear = _forwarded("gelu_linear")
 mean_and_map = _forwarded("mean_and_map")
+cross_entropy = _forwarded("cross_entropy")
 add_branch = _forwarded("add_branch")
 window_attention = _forwarded("window_attention")
 

@@ -23,6 +23,7 @@ from zoo.kernels.measuring.timing import release_generator
 from zoo.kernels.memory.graph_pool import growing
 from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.kernels.training.exchanging import Exchange, quiet
+from zoo.kernels.training.losses import in_one_pass
 from zoo.kernels.training.optimizing import Prepared
 from zoo.kernels.training.watching import Watch
 
@@ -72,6 +73,7 @@ class FastStep:
     ) -> None:
         self.model, self.loss, self.optimizer, self.scaler, self.clip = model, loss, optimizer, scaler, clip
         self.device = next(model.parameters()).device
+        self._loss = in_one_pass(loss, self.device)
         self.dtype = dtype
         self.unchanged = unchanged or _refused(model) or ("a CPU has no CUDA graphs" if self.device.type != "cuda" else "")
         self._exchange: Exchange | None = None
@@ -186,7 +188,7 @@ class FastStep:
         for number, (images, target) in enumerate(parts, 1):
             with quiet(model, number < len(parts)):
                 with self._casts():
-                    loss = self.loss(model(images), target)
+                    loss = self._loss(model(images), target)
                 if not isinstance(loss, Tensor) or loss.numel() != 1:
                     what = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
                     raise ValueError(f'the loss has to be a scalar, got {what}; PyTorch\'s losses give one with reduction="mean"')

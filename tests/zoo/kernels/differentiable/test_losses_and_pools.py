@@ -155,10 +155,25 @@ def test_a_label_that_is_no_class_makes_the_loss_nan_and_one_that_is_masked_does
     assert off(cross_entropy(logits, target), F.cross_entropy(logits, target)) < 1e-6
 
 
-def test_shares_for_targets_are_left_to_torch(device: torch.device) -> None:
-    logits, shares = noise(3, 5, device=device), noise(3, 5, seed=3, device=device).softmax(1)
-    assert "int64" in entropy_op.supports(logits, shares)
-    assert off(cross_entropy(logits, shares, 0.1), F.cross_entropy(logits, shares, label_smoothing=0.1)) < 1e-6
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_shares_of_all_classes_are_torchs_and_so_are_those_that_learn(learns: bool, dtype: torch.dtype, device: torch.device) -> None:
+    logits = noise(3, 5, dtype=dtype, device=device).requires_grad_()
+    shares = (noise(3, 5, seed=3, device=device).softmax(1) * 1.5).requires_grad_(learns)  # a row needn't add up to one
+    loss, expected = cross_entropy(logits, shares, 0.1), F.cross_entropy(logits.float(), shares, label_smoothing=0.1)
+    assert off(loss, expected) < 1e-6
+    asked = [logits, shares] if learns else [logits]
+    for got, right in zip(torch.autograd.grad(loss, asked), torch.autograd.grad(expected, asked), strict=True):
+        assert off(got, right) < {torch.float32: 1e-6, torch.bfloat16: 1e-2}[dtype]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_the_reference_of_shares_is_torchs(smoothing: float) -> None:
+    logits, shares = noise(5, 7).double().requires_grad_(), noise(5, 7, seed=3).double().softmax(1) * 1.5
+    expected = F.cross_entropy(logits, shares, label_smoothing=smoothing)
+    loss, gradient, share = entropy_op.reference(logits, shares, smoothing=smoothing)
+    assert off(loss, expected) < 1e-14
+    assert off(gradient * share, torch.autograd.grad(expected, logits)[0]) < 1e-14
 
 
 OPS: dict[str, Callable[..., Tensor]] = {
