@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,23 @@ class Activation:
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
+class QuickGELU(nn.Module):
+    """x sigmoid(1.702 x), by which OpenAI's CLIP approximates GELU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return it, of the shape and dtype of `x`."""
+        return x * torch.sigmoid(QUICK * x)
+
+
+QUICK = 1.702
+"""The factor of `QuickGELU`, of Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415, section 2."""
+
+
+def _quick_slope(g: Tensor, z: Tensor) -> Tensor:
+    share = torch.sigmoid(QUICK * z)
+    return g * share + QUICK * (g * z * (share * (1 - share)))
+
+
 def _leaky(slope: float) -> Activation:
     return Activation(lambda x: F.leaky_relu(x, slope), lambda: nn.LeakyReLU(slope), lambda g, z: torch.where(z > 0, g, g * slope))
 
@@ -41,5 +59,9 @@ ACTIVATIONS: dict[str, Activation] = {
     "hardsigmoid": Activation(F.hardsigmoid, nn.Hardsigmoid),
     "sigmoid": Activation(torch.sigmoid, nn.Sigmoid),
     "gelu": Activation(F.gelu, nn.GELU, lambda g, z: torch.ops.aten.gelu_backward(g, z)),
+    "gelu_tanh": Activation(
+        partial(F.gelu, approximate="tanh"), partial(nn.GELU, "tanh"), lambda g, z: torch.ops.aten.gelu_backward(g, z, approximate="tanh")
+    ),
+    "quick_gelu": Activation(lambda x: x * torch.sigmoid(QUICK * x), QuickGELU, _quick_slope),
 }
 """Every activation that a checkpoint's record, a pass or a kernel may name."""

@@ -16,15 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weights.arguments import whole
+from zoo.kernels.activations import QuickGELU
 from zoo.networks.layers import GELUS, LayerScale, StochasticDepth
 from zoo.networks.model import Model
-
-
-class QuickGELU(nn.Module):
-    """x sigmoid(1.702 x), by which OpenAI's CLIP approximates GELU."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(1.702 * x)
 
 
 class SwiGLU(nn.Module):

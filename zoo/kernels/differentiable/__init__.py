@@ -25,8 +25,8 @@ from zoo.kernels.differentiable.stem import refused as stem_conv_refused
 from zoo.kernels.differentiable.stem import stem_conv
 from zoo.kernels.differentiable.widening import conv_norm_act
 from zoo.kernels.differentiable.widening import refused as conv_norm_act_refused
-from zoo.kernels.differentiable.window_attention import refused as window_attention_refused
-from zoo.kernels.differentiable.window_attention import window_attention
+from zoo.kernels.differentiable.windows import refused as window_attention_refused
+from zoo.kernels.differentiable.windows import window_attention
 from zoo.kernels.ops._tuned import tuning
 
 __all__ = [

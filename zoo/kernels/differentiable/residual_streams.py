@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from zoo.kernels.ops import bias_act_grad, layer_norm_grad, pointwise
+from zoo.kernels.ops._activation import ACTIVATIONS
 from zoo.kernels.ops._overlap import kernels_run
 
 
@@ -53,30 +54,30 @@ def _(
 
 
 @torch.library.custom_op("kernelzoo::gelu", mutates_args=())
-def _activated(before: Tensor) -> Tensor:
-    """Compute GELU of tokens (N, ..., C)."""
+def _activated(before: Tensor, act: str) -> Tensor:
+    """Compute GELU, or what is named instead, of tokens (N, ..., C)."""
     read = _map(before)
-    if not kernels_run(read) or pointwise.supports(read, act="gelu"):
-        return F.gelu(before.contiguous())
-    return pointwise.launch(read, act="gelu").permute(0, 2, 3, 1).view(before.shape)
+    if not kernels_run(read) or pointwise.supports(read, act=act):
+        return ACTIVATIONS[act](before.contiguous())
+    return pointwise.launch(read, act=act).permute(0, 2, 3, 1).view(before.shape)
 
 
 @_activated.register_fake
-def _(before: Any) -> Tensor:
+def _(before: Any, act: str) -> Tensor:
     return before.new_empty(before.shape)
 
 
 @torch.library.custom_op("kernelzoo::gelu_grad", mutates_args=())
-def _through_gelu(gradient: Tensor, before: Tensor, again: bool) -> list[Tensor]:
+def _through_gelu(gradient: Tensor, before: Tensor, act: str, again: bool) -> list[Tensor]:
     """Return the sums for the bias, the gradient before GELU and, if asked for again, GELU itself, of tokens (N, ..., C)."""
     gradient, read = _map(gradient), _map(before)
-    ours = kernels_run(read) and not bias_act_grad.supports(gradient, read, act="gelu", again=again)
-    sums, *made = (bias_act_grad.launch if ours else bias_act_grad.reference)(gradient, read, act="gelu", again=again)
+    ours = kernels_run(read) and not bias_act_grad.supports(gradient, read, act=act, again=again)
+    sums, *made = (bias_act_grad.launch if ours else bias_act_grad.reference)(gradient, read, act=act, again=again)
     return [sums, *(one.permute(0, 2, 3, 1).contiguous().view(before.shape) for one in made)]
 
 
 @_through_gelu.register_fake
-def _(gradient: Any, before: Any, again: bool) -> list[Tensor]:
+def _(gradient: Any, before: Any, act: str, again: bool) -> list[Tensor]:
     wide = torch.promote_types(gradient.dtype, torch.float32)
     return [before.new_empty(before.shape[-1:], dtype=wide), *(gradient.new_empty(before.shape) for _ in range(1 + again))]
 
@@ -147,50 +148,51 @@ def add_layer_norm(
 
 class _Gelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, before: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, before: Tensor, bias: Tensor, act: str) -> Tensor:
         ctx.save_for_backward(before)
-        ctx.type = bias.dtype
-        return _activated(before)
+        ctx.type, ctx.act = bias.dtype, act
+        return _activated(before, act)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         (before,) = ctx.saved_tensors
-        sums, of_before = _through_gelu(gradients[0].to(before.dtype), before, False)
-        return of_before, sums.to(ctx.type)
+        sums, of_before = _through_gelu(gradients[0].to(before.dtype), before, ctx.act, False)
+        return of_before, sums.to(ctx.type), None
 
 
-def gelu(before: Tensor, bias: Tensor) -> Tensor:
-    """Compute GELU of a product's result, differentiably.
+def gelu(before: Tensor, bias: Tensor, *, act: str = "gelu") -> Tensor:
+    """Compute GELU of a product's result, or an approximation, differentiably.
 
     Args:
         before: (N, ..., C), a product's result with its bias.
         bias: (C,), that bias, whose gradient is wanted here and not of the product.
+        act: "gelu", "gelu_tanh" or "quick_gelu", a name of `ACTIVATIONS`.
 
     Returns:
         The activated tensor, of the dtype of `before`.
     """
-    made: Tensor = _Gelu.apply(before, bias)  # pyright: ignore[reportAssignmentType]
+    made: Tensor = _Gelu.apply(before, bias, act)  # pyright: ignore[reportAssignmentType]
     return made
 
 
 class _GeluLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, before: Tensor, bias: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
+    def forward(ctx: Any, before: Tensor, bias: Tensor, weight: Tensor, shift: Tensor | None, act: str) -> Tensor:
         ctx.save_for_backward(before, weight)
-        ctx.type = bias.dtype
-        return F.linear(_activated(before), weight, shift)
+        ctx.type, ctx.act = bias.dtype, act
+        return F.linear(_activated(before, act), weight, shift)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         before, weight = ctx.saved_tensors
-        learns, shifts = ctx.needs_input_grad[2:]
+        learns, shifts = ctx.needs_input_grad[2:4]
         rows = gradients[0].reshape(-1, weight.shape[0]).to(before.dtype)
-        sums, of_before, *y = _through_gelu((rows @ weight).view(before.shape), before, learns)
+        sums, of_before, *y = _through_gelu((rows @ weight).view(before.shape), before, ctx.act, learns)
         of_weight = rows.t() @ y[0].view(-1, weight.shape[1]) if learns else None
-        return of_before, sums.to(ctx.type), of_weight, rows.sum(0) if shifts else None
+        return of_before, sums.to(ctx.type), of_weight, rows.sum(0) if shifts else None, None
 
 
-def gelu_linear(before: Tensor, bias: Tensor, weight: Tensor, shift: Tensor | None, *, learns: bool = True) -> Tensor:
+def gelu_linear(before: Tensor, bias: Tensor, weight: Tensor, shift: Tensor | None, *, act: str = "gelu", learns: bool = True) -> Tensor:
     """Compute a product of GELU, differentiably, which keeps what GELU reads alone: what it makes comes once more from its way back.
 
     Args:
@@ -198,11 +200,12 @@ def gelu_linear(before: Tensor, bias: Tensor, weight: Tensor, shift: Tensor | No
         bias: (C,), that bias, whose gradient is wanted here and not of the product.
         weight: (K, C), of the product behind; it is rounded to the dtype of `before`.
         shift: (K,), a bias of it, or None.
+        act: "gelu", "gelu_tanh" or "quick_gelu", a name of `ACTIVATIONS`.
         learns: whether the gradient of `shift` is wanted here.
 
     Returns:
         ``linear(gelu(before), weight, shift)``, (N, ..., K), of the dtype of `before`.
     """
     shift = None if shift is None else (shift if learns else shift.detach()).to(before.dtype)
-    made: Tensor = _GeluLinear.apply(before, bias, weight.to(before.dtype), shift)  # pyright: ignore[reportAssignmentType]
+    made: Tensor = _GeluLinear.apply(before, bias, weight.to(before.dtype), shift, act)  # pyright: ignore[reportAssignmentType]
     return made

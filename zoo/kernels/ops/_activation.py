@@ -52,6 +52,10 @@ def activate(x, ACT: tl.constexpr):
     elif ACT == "gelu":
         share, _ = below(x)
         x = x * share
+    elif ACT == "gelu_tanh":
+        x = x * tl.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * x * x))
+    elif ACT == "quick_gelu":
+        x = x * tl.sigmoid(1.702 * x)
     else:
         tl.static_assert(ACT == "none", "unknown activation")
     return x
@@ -79,6 +83,12 @@ def slope(z, gradient, ACT: tl.constexpr):
     elif ACT == "gelu":
         share, e = below(z)
         gradient = gradient * (share + 0.3989422804014327 * z * e)
+    elif ACT == "gelu_tanh":
+        s = tl.sigmoid(1.5957691216057308 * z * (1.0 + 0.044715 * z * z))
+        gradient = gradient * s * (1.0 + 1.5957691216057308 * z * (1.0 + 0.134145 * z * z) * (1.0 - s))
+    elif ACT == "quick_gelu":
+        s = tl.sigmoid(1.702 * z)
+        gradient = gradient * s + 1.702 * (gradient * z * (s * (1.0 - s)))
     elif ACT == "leaky_relu_0.1":
         gradient = tl.where(z > 0.0, gradient, gradient * 0.1)
     elif ACT == "leaky_relu_0.01":

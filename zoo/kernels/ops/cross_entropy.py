@@ -1,6 +1,6 @@
 """Cross-entropy with smoothed labels and its gradient in one reading of the logits: a program holds an image's scores in registers."""
 
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from zoo.kernels.activations import QUICK
 from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import DROPOUT, arguments, hanging_on, plainly
 from zoo.kernels.training.record import Call, Recording, Ref
@@ -35,6 +36,7 @@ _ROUNDING = {"linear", "multi_head_attention_forward", "conv2d"}
 _LAYER_NORM = {"input": None, "normalized_shape": None, "weight": None, "bias": None, "eps": 1e-5}
 _LINEAR = {"input": None, "weight": None, "bias": None}
 _GELU = {"input": None, "approximate": "none"}
+_GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
 _OUT_BIAS = 12
 """Where `multi_head_attention_forward` takes its last product's bias."""
 
@@ -73,6 +75,8 @@ class _Streams:
         for index, call in enumerate(self.given):
             if call.name == "gelu":
                 self._gelu(index, call)
+            elif call.name in _MUL and index not in self.instead:
+                self._quick_gelu(index, call)
         made: list[Call] = []
         for index in range(len(self.given)):
             call = self.instead.get(index, self.given[index])
@@ -166,10 +170,10 @@ class _Streams:
         value = self.values[number]
         return number not in self.makers and value.shape == (shape[0], *(1 for _ in shape[1:])) != shape and number in self.drawn
 
-    def _alone(self, number: int) -> int | None:
-        """Return the place of the call that makes a value, which nobody but the next call reads, and nobody writes to."""
+    def _alone(self, number: int, readers: int = 1) -> int | None:
+        """Return the place of the call that makes a value, which so many calls of the stretch read, and nobody writes to."""
         index = self.makers.get(number)
-        if index is None or index in self.instead or number in self.wanted or len(self.readers.get(number, ())) != 1:
+        if index is None or index in self.instead or number in self.wanted or len(self.readers.get(number, ())) != readers:
             return None
         return None if self.values[number].memory in self.written or self.given[index].makes != (number,) else index
 
@@ -232,18 +236,41 @@ class _Streams:
 
     def _gelu(self, index: int, call: Call) -> None:
         given = arguments(call, _GELU) if plainly(call) and not call.writes else None
-        if index in self.instead or given is None or given["approximate"] != "none" or not isinstance(given["input"], Ref):
-            return
-        before = int(given["input"])
-        product = self._alone(before)
-        if len(self.values[before].shape) < 2 or product is None or self.given[product].name != "linear" or self._biased(before) != product:
-            return
-        bias = self._bias_of(product)
-        self._without_bias(product)
-        self.instead[index] = replace(call, func=kernels.gelu, args=(Ref(before), Ref(bias)), kwargs={}, reads=(before, bias))
-        self._linear_behind(index, before, bias)
+        act = None if given is None else _GELUS.get(given["approximate"])
+        if given is not None and act is not None and isinstance(given["input"], Ref):
+            self._activation(index, int(given["input"]), act, [])
 
-    def _linear_behind(self, index: int, before: int, bias: int) -> None:
+    def _quick_gelu(self, index: int, call: Call) -> None:
+        """Take a product with a sigmoid of 1.702 times the same."""
+        two = None if call.writes else self._two(call, _MUL)
+        for before, share in () if two is None else (two, two[::-1]):
+            place = self._alone(share)
+            if place is None or self.given[place].name != "sigmoid" or not plainly(self.given[place]) or len(self.given[place].reads) != 1:
+                continue
+            inner = self._alone(self.given[place].reads[0])
+            scaled = None if inner is None else self.given[inner]
+            if inner is None or scaled is None or scaled.name not in _MUL or not plainly(scaled) or scaled.reads != (before,):
+                continue
+            if any(type(arg) is float and arg == QUICK for arg in scaled.args) and len(scaled.args) == 2 and not scaled.kwargs:
+                self._activation(index, before, "quick_gelu", [place, inner])
+                return
+
+    def _activation(self, index: int, before: int, act: str, inner: list[int]) -> None:
+        """Let a call be the activation of a product with a bias, which none but it and the `inner` calls of it read."""
+        product = self._alone(before, 2 if inner else 1)
+        if index in self.instead or len(self.values[before].shape) < 2 or product is None or self.given[product].name != "linear":
+            return
+        given = arguments(self.given[product], _LINEAR) if plainly(self.given[product]) and not self.given[product].writes else None
+        if given is None or not isinstance(given["bias"], Ref) or not self._is_bias(int(given["bias"]), self.values[before].shape[-1]):
+            return
+        bias = int(given["bias"])
+        self._without_bias(product)
+        self.instead |= dict.fromkeys(inner)
+        run = kernels.gelu if act == "gelu" else partial(kernels.gelu, act=act)
+        self.instead[index] = replace(self.given[index], func=run, args=(Ref(before), Ref(bias)), kwargs={}, reads=(before, bias))
+        self._linear_behind(index, before, bias, act)
+
+    def _linear_behind(self, index: int, before: int, bias: int, act: str) -> None:
         """Let the one product that reads a GELU be one call with it, so that what GELU makes needn't be kept."""
         gone, number = [index], int(self.given[index].result)
         while True:
@@ -270,7 +297,7 @@ class _Streams:
         self.instead |= dict.fromkeys(gone)
         reads = tuple(int(part) for part in (before, bias, weight, shift) if part is not None)
         args = (Ref(before), Ref(bias), weight, shift)
-        self.instead[place] = replace(call, func=partial(kernels.gelu_linear, learns=learns), args=args, kwargs={}, reads=reads)
+        self.instead[place] = replace(call, func=partial(kernels.gelu_linear, act=act, learns=learns), args=args, kwargs={}, reads=reads)
 
     def _dtype(self, number: int) -> torch.dtype:
         """Return the dtype that a norm's result may have: that to which its one reader rounds, else its own.

@@ -190,7 +190,8 @@ class Behind(nn.Module):
         self.second.weight.requires_grad_("frozen" not in kind)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.gelu(self.first(self.norm(x).flatten(2).transpose(1, 2)))
+        y = self.first(self.norm(x).flatten(2).transpose(1, 2))
+        y = y * torch.sigmoid(1.702 * y) if "quick" in self.kind else F.gelu(y, approximate="tanh" if "tanh" in self.kind else "none")
         if "by itself" in self.kind:
             return F.linear(y[0], y[0]).tanh()
         if "by hand" in self.kind:
@@ -279,6 +280,9 @@ class Odd(nn.Module):
             return self.wide(x + branch)
         if self.kind == "GELU by tanh":
             return F.gelu(branch, approximate="tanh") + self.two(x).tanh()
+        if "GELU by sigmoid" in self.kind:
+            y = branch * torch.sigmoid((1.7 if "almost" in self.kind else 1.702) * branch)
+            return (y + branch if "again" in self.kind else y) + self.two(x).tanh()
         if self.kind == "GELU of what is read twice":
             return F.gelu(branch) + branch
         if self.kind == "one product used twice":
@@ -313,7 +317,10 @@ KINDS = {
     "written in place": {"PyTorch's add": 2, "PyTorch's layer_norm": 1},
     "a norm without weights": {"PyTorch's add": 1, "PyTorch's layer_norm": 1},
     "a norm over two axes": {"PyTorch's add": 1, "PyTorch's layer_norm": 1},
-    "GELU by tanh": {"PyTorch's gelu": 1, "PyTorch's add": 1},
+    "GELU by tanh": {"gelu": 1, "linear": 1, "PyTorch's add": 1},
+    "GELU by sigmoid": {"gelu": 1, "linear": 1, "PyTorch's add": 1},
+    "almost GELU by sigmoid": {"PyTorch's mul": 2, "PyTorch's add": 1},
+    "GELU by sigmoid of what is read again": {"PyTorch's mul": 2, "PyTorch's add": 2},
     "GELU of what is read twice": {"PyTorch's gelu": 1, "PyTorch's add": 1},
     "one product used twice": {"norm branch bias": 1, "gelu": 1, "linear": 2, "PyTorch's add": 1},
     "a scale of something else": {"norm branch scale": 1, "PyTorch's mul": 1},
@@ -374,5 +381,5 @@ def test_its_operators_are_what_the_compiler_takes_them_for(shape: tuple[int, ..
         )
         torch.library.opcheck(torch.ops.kernelzoo.layer_norm_grad, (*given, scale, None, branch_dtype), test_utils=checks)
     for again in (False, True):
-        torch.library.opcheck(torch.ops.kernelzoo.gelu_grad, (gradient, total, again), test_utils=checks)
-    torch.library.opcheck(torch.ops.kernelzoo.gelu, (total,), test_utils=checks)
+        torch.library.opcheck(torch.ops.kernelzoo.gelu_grad, (gradient, total, "gelu", again), test_utils=checks)
+    torch.library.opcheck(torch.ops.kernelzoo.gelu, (total, "gelu_tanh"), test_utils=checks)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tests.zoo.kernels.tensors import noise, off
 from zoo.kernels.comparing import op_checks as checking
-from zoo.kernels.differentiable.window_attention import window_attention
+from zoo.kernels.differentiable.windows import window_attention
 from zoo.kernels.ops import window_attention as there
 from zoo.kernels.ops import window_attention_grad as back
 from zoo.kernels.training import kernels
