@@ -280,7 +280,10 @@ def _again(model: Any, data: Any, folder: Path, val: Any, changed: Mapping[str, 
     facts, steps = _known(path)
     frozen = [name for name in changed if name not in CHANGEABLE and changed[name] != facts["settings"].get(name, ...)]
     if frozen:
-        raise ValueError(f"a resumed run keeps its {', '.join(frozen)}; it may change {', '.join(CHANGEABLE)}")
+        raise ValueError(
+            f"a resumed run keeps its {', '.join(frozen)}; it may change {', '.join(CHANGEABLE)}. To train on from its weights, begin "
+            "another run with --weights and this folder"
+        )
     settings = Settings.of({**facts["settings"], **changed})
     if isinstance(model, str):
         model, told = class_and_weights(model)

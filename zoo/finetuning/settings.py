@@ -138,6 +138,8 @@ class Settings:
                 raise ValueError(f"{name} is at least 0 and below {below}, got {value!r}")
         if self.fast and (self.compile or self.fsdp):
             raise ValueError(f"fast and {'compile' if self.compile else 'fsdp'} exclude each other; leave one out")
+        if self.head_epochs is not None and self.steps is None and self.head_epochs > self.epochs:
+            raise ValueError(f"head_epochs is at most epochs, which is {self.epochs}, got {self.head_epochs}")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay is above 0 and at most 1, got {self.layer_decay!r}")
         _within("randaugment", self.randaugment, 0, 30)

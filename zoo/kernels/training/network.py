@@ -73,6 +73,7 @@ class FastTraining(nn.Module):
         self.__dict__["_known"] = Known(most=6 if self.tune == "full" else 0, recompute=self.recompute)
         self.__dict__["_lock"] = threading.RLock()
         self.__dict__["_seen"] = self.__dict__["_refused"] = ""
+        self.__dict__["_warned"] = False
 
     def __getattr__(self, name: str) -> Any:
         """Give what the network has: its options, its methods."""
@@ -87,6 +88,7 @@ class FastTraining(nn.Module):
         """Compute what the network computes in its present mode."""
         network: nn.Module = self.network
         if not self.training:
+            self._warn_of_eval()
             return network(*args, **kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         key, self.__dict__["_seen"] = _kind_of_call(network, leaves, spec)
@@ -99,6 +101,17 @@ class FastTraining(nn.Module):
             except Moved:  # another plan is needed; what moves at every call runs unchanged
                 self._plans.pop(key, None)
         return network(*args, **kwargs)
+
+    def _warn_of_eval(self) -> None:
+        """Warn once of a network that seems to be trained in eval mode: its answers ask for gradients, and it never trained before."""
+        if self._warned or self._plans or not torch.is_grad_enabled() or not any(p.requires_grad for p in self.parameters()):
+            return
+        self.__dict__["_warned"] = True
+        warnings.warn(
+            "the network is in eval mode, so it runs as it is, and its BatchNorms learn no statistics; call model.train() before training, "
+            "or torch.no_grad() around what only looks",
+            stacklevel=stacklevel(),
+        )
 
     def prepare(self, args: tuple[Any, ...], casts: torch.dtype | None) -> None:
         """Check the network before its first step, and make the first plan if it is in train mode.
@@ -184,7 +197,9 @@ class FastTraining(nn.Module):
         device = str(self.device)
         waits = "" if self.training or self._plans else "it is in eval mode, where the network runs itself; train by model.train()"
         plans = [plan.report for plan in self._plans.values()]
-        return Report(plans, self.unchanged or waits, device, str(self.dtype).removeprefix("torch."), told=list(self.told))
+        unchanged = self.unchanged or waits
+        unplanned = [] if plans or unchanged else ["there is no plan yet; the next call in train mode makes one"]
+        return Report(plans, unchanged, device, str(self.dtype).removeprefix("torch."), unplanned, list(self.told))
 
     def train(self, mode: bool = True) -> FastTraining:
         """Set the network's mode, and this one's."""

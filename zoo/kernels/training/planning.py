@@ -14,7 +14,7 @@ from zoo.kernels.comparing.precision import casts_of
 from zoo.kernels.errors import Untraceable, first_line
 from zoo.kernels.measuring.stopwatch import phase
 from zoo.kernels.reports.report import Row
-from zoo.kernels.training import choosing, shared
+from zoo.kernels.training import choosing, kernels, shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.checking import Check, Verdict, replay_of
 from zoo.kernels.training.compiling import compile_chains
@@ -112,6 +112,8 @@ def checked(
         rows += [_row(recording, segment) for segment in stretches_of(replay)]
     if replay.remade:
         notes.append(f"{len(replay.remade)} maps are not kept but computed again on the way back")
+    if not kernels.on_kernels(recording.device):
+        notes.append(f"on a {recording.device.type.upper()} PyTorch's functions compute all of this, and nothing is timed")
     return Checked(replay, rows, worst, notes)
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import random
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -134,6 +136,8 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
         raise
     except Exception as error:
         where = f"{recorder.layers[-1] if recorder.layers else type(network).__name__}: "
+        if type(error).__name__ in _ON_VALUES:
+            raise Untraceable(f"{where}forward branches on values, or reads them, {_line_of(error)}") from error
         raise Untraceable(f"{where}{type(error).__name__}: {first_line(error)}") from error
     if changed := next((name for name, value in _state(twin).items() if before.get(name, ()) != value), None):
         raise Untraceable(f"forward changes {changed}, which a recording would not")
@@ -155,6 +159,26 @@ def _stand_in(fake: Any, leaf: Tensor) -> Tensor:
         return made
     with torch.enable_grad(), fake:
         return made.requires_grad_().clone()
+
+
+_ON_VALUES = {"DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode"}
+"""What PyTorch raises where a tensor without data is asked for its numbers."""
+
+
+def _line_of(error: Exception) -> str:
+    """Say which line of a network an error came from: the last one that is none of PyTorch's, Python's or the recorder's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not _is_own(Path(frame.filename))]
+    frame = next(reversed(theirs), None)
+    return "somewhere" if frame is None else f"in line {frame.lineno} of {Path(frame.filename).name}: {frame.line}"
+
+
+def _is_own(file: Path) -> bool:
+    zoo = Path(__file__).parents[2]
+    if zoo in file.parents:
+        return file.relative_to(zoo).parts[0] == "kernels"
+    inside = any(Path(module.__file__ or "").parent in file.parents for module in (torch, copy))
+    return inside and ("torch" in file.parts or "site-packages" not in file.parts)
 
 
 def _without_data(

@@ -86,7 +86,7 @@ class FastStep:
         self._pool: Any = None
         self._stream: Any = None
         self._watch = Watch(model)
-        self._told = False
+        self._told = self._began = False
 
     @property
     def inside(self) -> bool:
@@ -122,6 +122,9 @@ class FastStep:
                 "call model.train() before the first step, unless that is meant",
                 stacklevel=stacklevel(),
             )
+        if not self._began:
+            self._began = True
+            _warn_of_left_out(self.model, self.optimizer)
         parts = ((images, target), *more)
         if self._exchange is not None and (reason := Exchange.hooked(self.model)):  # pyright: ignore[reportArgumentType]
             self._exchange, self.unchanged = None, _outside(reason)
@@ -338,6 +341,21 @@ def _check(model: nn.Module, loss: Any, optimizer: Any, scaler: Any, clip: Any) 
         raise ValueError("the optimiser has no parameter of the model; build it over model.parameters()")
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0):
         raise ValueError(f"clip is the largest norm of the gradients, a number above 0, got {clip!r}")
+
+
+def _warn_of_left_out(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Warn of parameters that get gradients and no step, as a new last layer's behind the optimiser; several processes may mean it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return
+    grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    left = [name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in grouped]
+    if left:
+        more = f" and {len(left) - 1} more ask for gradients and are" if len(left) > 1 else " asks for gradients and is"
+        warnings.warn(
+            f"{left[0]}{more} in no group of the optimiser, so nothing is learnt there; build the optimiser once the network has "
+            "its last layers, or freeze what shall stay by requires_grad_(False)",
+            stacklevel=stacklevel(),
+        )
 
 
 @forgiving

@@ -466,3 +466,37 @@ def test_why_tells_plans_with_and_without_autocast_apart() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         model(images)
     assert [plan.given for plan in why(model).plans] == ["4x3x8x8", "4x3x8x8, autocast bfloat16"]
+
+
+class Branching(nn.Module):
+    """A layer whose sign hangs on what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+
+def test_a_branch_on_values_is_named_with_its_line() -> None:
+    with pytest.warns(UserWarning, match="trains unchanged"):
+        model = fast(Branching().train(), train=True, example=torch.ones(2, 4))
+    assert "forward branches on values, or reads them, in line" in model.unchanged
+    assert "of test_fast.py: return self.layer(x) if x.sum() > 0 else -self.layer(x)" in model.unchanged
+
+
+def test_training_in_eval_mode_is_warned_of_once_and_looking_is_not() -> None:
+    x = torch.ones(2, 4)
+    model = fast(nn.Sequential(nn.Linear(4, 4)).eval(), train=True, example=x)
+    with torch.no_grad():
+        model(x)
+    with pytest.warns(UserWarning, match=r"in eval mode.*call model\.train\(\)"):
+        model(x)
+    model(x)
+    model.train()
+    assert "no plan yet; the next call in train mode makes one" in str(why(model))
+    model(x)
+    assert "on a CPU PyTorch's functions compute all of this, and nothing is timed" in str(why(model))
+    model.eval()
+    model(x)  # it has trained, and is looked at now

@@ -331,3 +331,15 @@ def test_a_network_is_checked_in_inference_mode_as_outside() -> None:
         model = fast(network, train=True, example=x)
     assert model.unchanged == ""
     assert why(model).rows
+
+
+def test_a_last_layer_that_no_group_holds_is_warned_of_once() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).train()
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    network[1] = nn.Linear(4, 3)
+    step = fast_step(network, nn.CrossEntropyLoss(), optimizer)
+    with pytest.warns(UserWarning, match=r"1\.weight and 1 more ask for gradients and are in no group"):
+        step(torch.ones(2, 4), torch.tensor([0, 1]))
+    step(torch.ones(2, 4), torch.tensor([0, 1]))
+    network[1].requires_grad_(False)
+    fast_step(network, nn.CrossEntropyLoss(), optimizer)(torch.ones(2, 4), torch.tensor([0, 1]))
