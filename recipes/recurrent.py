@@ -1,7 +1,7 @@
 """Learn a sine with a small recurrent network, on a CPU or a GPU with the same code, and time its steps.
 
     python recipes/recurrent.py --picture recurrent.png      # predict a sine from its last twenty values, as a picture
-    python recipes/recurrent.py --times                      # on a GPU: a captured step beside the CPU's, eager and compiled
+    python recipes/recurrent.py --times                      # steps of the CPU, eager and compiled, and a GPU's captured one beside them
 
 Hidden sizes, batches and lengths of the table are those at which a GPU was said to be slower. Medians of steps in turns; the CPU has one
 thread, which is its fastest at these sizes. Data are made, and stay on the device.
@@ -93,19 +93,26 @@ def picture(path: Path) -> None:
     print(f"{path}: loss {losses[0]:.3f} to {losses[-1]:.4f}")
 
 
-def _timed(call: Callable[[], object], device: str, rounds: int = 30) -> float:
-    """Return the median milliseconds of a call."""
-    times = []
-    for _ in range(5):
+def _milliseconds(call: Callable[[], object], device: str) -> float:
+    """Return how long ten calls took, for each."""
+    begun = time.perf_counter()
+    for _ in range(10):
         call()
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        for _ in range(10):
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 100 * (time.perf_counter() - begun)
+
+
+def _medians(calls: dict[str, tuple[Callable[[], object], str]], rounds: int = 30) -> dict[str, float]:
+    """Return the median milliseconds of calls that take turns."""
+    times: dict[str, list[float]] = {way: [] for way in calls}
+    for call, _ in calls.values():
+        for _ in range(5):
             call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(100 * (time.perf_counter() - begun))
-    return median(times)
+    for _ in range(rounds):
+        for way, (call, device) in calls.items():
+            times[way].append(_milliseconds(call, device))
+    return {way: median(several) for way, several in times.items()}
 
 
 def _step(make: Callable[[], nn.Module], batch: int, way: str) -> tuple[Callable[[], object], str]:
@@ -115,8 +122,9 @@ def _step(make: Callable[[], nn.Module], batch: int, way: str) -> tuple[Callable
     x, y = sines(batch, device)
     optimizer = torch.optim.SGD(network.parameters(), RATE)
     loss = nn.MSELoss()
-    if way == "captured":
-        model = fast(network, train=True, example=x, dtype=torch.float32, progress=False)
+    if way in ("captured", "fast"):
+        tune = "full" if way == "fast" else "quick"
+        model = fast(network, train=True, tune=tune, example=x, dtype=torch.float32, progress=False)
         step = fast_step(model, loss, optimizer, dtype=None)
         return lambda: step(x, y), device
     run: Any = torch.compile(network) if way == "compiled" else network
@@ -129,42 +137,43 @@ def _step(make: Callable[[], nn.Module], batch: int, way: str) -> tuple[Callable
     return call, device
 
 
-def times(compiled: bool) -> None:
-    """Print a table of steps."""
+def times() -> None:
+    """Print a table of steps: of the CPU, and of the GPU if there is one."""
     torch.set_num_threads(1)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float32, sequences of {LENGTH}, milliseconds of a step")
-    print("| network | hidden, batch | CPU eager | CPU compiled | GPU captured | CPU over GPU |\n|---|--:|--:|--:|--:|--:|")
+    ways = ("eager", "compiled", "fast")
+    where = "one thread of the CPU"
+    if torch.cuda.is_available():
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        ways, where = (*ways, "captured"), torch.cuda.get_device_name()
+    print(f"{where}, torch {torch.__version__}, float32, sequences of {LENGTH}, milliseconds of a step")
+    last = ["CPU over GPU"] if "captured" in ways else []
+    said = {"eager": "CPU eager", "compiled": "CPU torch.compile", "fast": "CPU fast, full", "captured": "GPU captured"}
+    print(f"| network | hidden, batch | {' | '.join([*(said[way] for way in ways), *last])} |\n|---|{'--:|' * (1 + len(ways) + len(last))}")
     for name, kind in {"loop": None, "nn.RNN": nn.RNN, "nn.LSTM": nn.LSTM, "nn.GRU": nn.GRU}.items():
         for hidden, batch in SIZES:
 
             def make(kind: type[nn.RNNBase] | None = kind, hidden: int = hidden) -> nn.Module:
                 return Loop(hidden) if kind is None else Layer(kind, hidden)
 
-            ways = (
-                ("eager", "compiled", "captured") if compiled and kind is None and (hidden, batch) in SIZES[:2] else ("eager", "captured")
-            )
-            found = {way: _timed(*_step(make, batch, way)) for way in ways}
-            shown = " | ".join(f"{found[way]:.3f}" if way in found else "-" for way in ("eager", "compiled", "captured"))
-            least = min(value for way, value in found.items() if way != "captured")
-            print(f"| {name} | {hidden}, {batch} | {shown} | {least / found['captured']:.1f} |", flush=True)
+            found = _medians({way: _step(make, batch, way) for way in ways})
+            shown = [f"{found[way]:.3f}" for way in ways]
+            if last:
+                shown.append(f"{min(value for way, value in found.items() if way != 'captured') / found['captured']:.1f}")
+            print(f"| {name} | {hidden}, {batch} | {' | '.join(shown)} |", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draw or time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--picture", type=Path, help="where to write the picture")
-    parser.add_argument("--times", action="store_true", help="print the table; needs a GPU")
-    parser.add_argument("--compiled", action="store_true", help="the CPU's compiled loop too, which takes minutes to compile")
+    parser.add_argument("--times", action="store_true", help="print the table, of the GPU too if there is one; takes minutes")
     options = parser.parse_args(arguments)
-    if options.times and not torch.cuda.is_available():
-        parser.error("--times compares a GPU with the CPU, and there is no GPU")
     if not (options.picture or options.times):
         parser.error("ask for --picture FILE or --times")
     if options.picture:
         picture(options.picture)
     if options.times:
-        times(options.compiled)
+        times()
 
 
 if __name__ == "__main__":

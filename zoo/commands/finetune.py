@@ -70,7 +70,9 @@ def finetune(
     head_epochs: Annotated[
         int | None, typer.Option(help="Epochs, of those, in which only the new head learns. Default: one of ten, with a new head.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step, over all processes. Default: 64.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images per step, over all processes. Default: 64, or fewer if there are fewer.")
+    ] = None,
     accumulate: Annotated[int | None, typer.Option(help="Compute a step in so many parts, to save memory.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adamw. Default: sgd.")] = None,
     lr: Annotated[float | None, typer.Option(help="The highest learning rate. Default: the optimiser's, by the batch.")] = None,

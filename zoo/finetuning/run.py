@@ -273,6 +273,14 @@ def _left_alone(ready: _Ready, unreadable: Unreadable) -> tuple[dict[str, str], 
     return left_out | unreadable.reasons, dict(sum((Counter(source.others) for source in sources), Counter()))
 
 
+def _heeded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's settings as they were heeded: earlier versions took more epochs of the head than there are, and did so many."""
+    head, epochs = settings.get("head_epochs"), settings.get("epochs")
+    if isinstance(head, int) and isinstance(epochs, int) and settings.get("steps") is None:
+        return settings | {"head_epochs": min(head, epochs)}
+    return settings
+
+
 def _again(model: Any, data: Any, folder: Path, val: Any, changed: Mapping[str, Any]) -> _Ready:
     path = folder / CONFIG
     if not path.is_file():
@@ -311,6 +319,7 @@ def _known(path: Path) -> tuple[dict[str, Any], Preprocessing]:
     """Read what a run wrote down when it began, and its preprocessing."""
     try:
         facts = table(json_file(path), FACTS)
+        facts = facts | {"settings": _heeded(facts["settings"])}
         steps = {**facts["preprocessing"], "mean": tuple(facts["preprocessing"]["mean"]), "std": tuple(facts["preprocessing"]["std"])}
         Settings.of(facts["settings"])
         if not all(isinstance(name, str) for name in facts["classes"]) or len(facts["classes"]) != facts["num_classes"]:

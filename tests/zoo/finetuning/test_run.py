@@ -458,6 +458,16 @@ def test_what_a_resumed_run_would_ignore_is_refused(photos: Path, tmp_path: Path
         finetune(Tiny, out=tmp_path / "x", resume=True, weights="a", options={"dropout": 0.1})
 
 
+def test_a_run_of_more_head_epochs_than_epochs_goes_on_as_it_began(photos: Path, tmp_path: Path) -> None:
+    run(photos, tmp_path / "x", epochs=1, steps=None, head_epochs=1)
+    for file in (tmp_path / "x").rglob("*.json"):  # as an earlier version wrote it
+        if (facts := json.loads(file.read_text())).get("settings", {}).get("head_epochs") == 1:
+            file.write_text(json.dumps(facts | {"settings": facts["settings"] | {"head_epochs": 5}}))
+    assert finetune(Tiny, out=tmp_path / "x", resume=True).metrics is not None
+    with pytest.raises(ValueError, match="head_epochs is at most epochs, which is 1, got 5"):
+        run(photos, tmp_path / "y", epochs=1, steps=None, head_epochs=5)
+
+
 def test_jumps_at_the_first_rates_suggest_nothing() -> None:
     rates_ = np.geomspace(1e-6, 3, 100)
     falling = 2.3 - 1.5 / (1 + np.exp(-4 * (np.log10(rates_) + 2)))

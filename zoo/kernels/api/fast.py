@@ -85,7 +85,8 @@ def fast(
         model: any module; it is neither moved nor changed. It is taken in eval mode, whatever mode it is in, but with `train`.
         device: where to run; None is the current CUDA device if there is one, else the CPU. With `train` it is the model's. "auto" times
             a call, with `train` a step, on the CPU and on the current CUDA device once, takes the faster, and moves the model there with
-            `train`. `why` says both times. Each is computed in `dtype`, or in what None means there. Bring inputs to `model.device`.
+            `train`, where the CPU's step by PyTorch's compiler competes too. `why` says the times. Each is computed in `dtype`, or in what
+            None means there. Bring inputs to `model.device`.
         dtype: bfloat16, float16 or float32; None is bfloat16 on GPUs that have it, else float16, and float32 on a CPU. With `train`
             it is that of the autocast to check under; the caller's autocast says what is computed in. Also "int8", quantised after
             training, on a GPU "fp8" (e4m3), and "auto", the fastest precision whose certificate keeps `tolerance`: of float32,
@@ -97,7 +98,8 @@ def fast(
             to put it in. PyTorch's compiler does not compete then, and `why` says how far it is. Calls are slower meanwhile: a GPU's
             kernels are timed behind their answers, a tenth of a second each time, and PyTorch's flags for cuDNN and TF32 are that
             thread's, so set your own before. Until the plan is there, capture no CUDA graph of your own, and let no thread that doesn't
-            call the network wait for the whole GPU. For a detector it is "none".
+            call the network wait for the whole GPU. For a detector it is "none". With `train` a CPU times nothing but with "full", which
+            tries PyTorch's compiler.
         example: a tensor, or a tuple of the model's arguments, of the shape to plan first; None takes one image of the network's size.
             Of a detector, whose photographs all have other sizes, only an example's shapes are tuned by "quick": a list of photographs.
         tf32: lets float32 products run in TF32, which keeps 10 bits of the inputs.
@@ -175,7 +177,8 @@ def fast(
         if device == AUTO:
             from zoo.kernels.api.placing import training
 
-            device, line = training(asked.core(model), example, kind, tune, recompute)
+            device, at, line = training(asked.core(model), example, kind, tune, recompute)
+            tune = cast("Tune", at)
             model.to(device)
             said.append(line)
         made = begin(model, device, kind, example, tune, recompute)

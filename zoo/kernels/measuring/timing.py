@@ -1,9 +1,10 @@
-"""How long the GPU takes, by events: for kernels inside CUDA graphs, for models around their calls, for rivals in turns."""
+"""How long a GPU takes, by events: kernels inside CUDA graphs, models around their calls, rivals in turns; and calls of a CPU."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -30,6 +31,9 @@ LONG_US = 5_000.0
 """A call that takes so long is captured alone and replayed but a few times: how long it takes shows, and there may be a hundred such."""
 
 LONG_REPLAYS = 2
+
+LEAST_CALLS = 5
+"""Calls of a CPU that are timed, however long they take."""
 
 _by_turn: ContextVar[Callable[[Callable[[], Any]], Any] | None] = ContextVar("zoo.kernels.measuring.timing", default=None)
 
@@ -104,6 +108,24 @@ def _graph_time_us(call: Call, stream: torch.cuda.Stream, repeats: int | None, t
         once = _between(graph.replay, stream)
     times = _replays(graph, stream, max(3, min(60, round(1000 * target_ms / max(once, 1.0)))))
     return median(times) / count
+
+
+def cpu_time_us(call: Call, *, seconds: float = 0.5) -> float:
+    """Return the microseconds of one `call` on a CPU: the median of the faster half, for other work makes calls slower, never faster.
+
+    Args:
+        call: computes on the CPU; two calls warm up.
+        seconds: for how long it is called, at least five times.
+    """
+    times: list[float] = []
+    for _ in range(2):
+        call()
+    until = time.perf_counter() + seconds
+    while len(times) < LEAST_CALLS or time.perf_counter() < until:
+        begun = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begun)
+    return 1e6 * median(sorted(times)[: (len(times) + 1) // 2])
 
 
 def event_time_us(call: Call, *, target_ms: float = 200.0, warmups: int = 3) -> float:

@@ -136,7 +136,7 @@ def configs(gradient, act, **_) -> list[dict[str, int]]:
     sizes = [(64, 8, 2, 396), (64, 4, 2, 792), (128, 8, 2, 396), (64, 8, 4, 264), (64, 8, 1, 528), (32, 8, 2, 396), (64, 4, 4, 528)]
     if gradient.numel() * gradient.element_size() <= 8_000_000:
         sizes = [(64, 8, 1, 264), (64, 4, 1, 396), (32, 8, 1, 264), (64, 8, 2, 132), (32, 4, 2, 264)]
-    elif act == "gelu":  # of which computing takes longer than reading
+    elif "gelu" in act:  # of which computing takes longer than reading
         sizes = [sizes[2], sizes[1], *sizes[3:], sizes[0]]
     return named("columns warps unroll programs", sizes)
 
@@ -184,6 +184,9 @@ CASES: list[dict[str, Any]] = [
     {"name": "gelu of tokens", "shape": (2, 32, 17, 1), "act": "gelu"},
     {"name": "gelu of tokens, again", "shape": (2, 32, 17, 1), "act": "gelu", "again": True},
     {"name": "gelu again, odd channels, slice", "shape": (2, 9, 3, 5), "wide": 21, "act": "gelu", "again": True},
+    {"name": "gelu by tanh, again", "shape": (2, 32, 17, 1), "act": "gelu_tanh", "again": True},
+    {"name": "quick gelu, again", "shape": (2, 32, 17, 1), "act": "quick_gelu", "again": True},
+    {"name": "quick gelu", "shape": (3, 7, 5, 3), "act": "quick_gelu"},
     {"name": "leaky, one pixel each", "shape": (3, 40, 1, 1), "act": "leaky_relu_0.1"},
     {"name": "batch 1, three pixels", "shape": (1, 8, 1, 3), "act": "leaky_relu_0.01"},
     {"name": "many pixels", "shape": (2, 3, 20, 17), "act": "relu"},

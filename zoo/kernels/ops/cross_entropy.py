@@ -37,7 +37,8 @@ def reference(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> tupl
 
     Returns:
         float32 (float64 for float64): the mean loss of the images that count, a scalar, NaN if none does; the gradient (N, K) of the
-        *sum* of losses, which a half type could hold where the mean's would be too small; and 1 / images that count, a scalar.
+        *sum* of losses, which a half type could hold where the mean's would be too small; and 1 / images that count, a scalar, 0 if
+        none does.
 
     Source:
         Szegedy et al. 2015, https://arxiv.org/abs/1512.00567, section 7; PyTorch's `cross_entropy`.
@@ -53,7 +54,8 @@ def reference(logits: Tensor, target: Tensor, *, smoothing: float = 0.0) -> tupl
         share = share.scatter_add(1, target.clamp_min(0)[:, None], torch.full_like(wide[:, :1], 1 - smoothing)) * counted[:, None]
     gradient = (log_p.exp() * share.sum(1, keepdim=True) - share) * counted[:, None]
     loss = -torch.where(share != 0, share * log_p, 0).sum()  # a score of -inf for a class without a share is no loss
-    return loss / counted.sum(), gradient, 1.0 / counted.sum().to(wide.dtype)
+    number = counted.sum().to(wide.dtype)
+    return loss / number, gradient, torch.where(number > 0, 1.0 / number, 0.0)
 
 
 @of(reference)
@@ -114,11 +116,10 @@ def _rows(
         share = even + tl.where(k == label, 1.0 - smoothing, 0.0)
         loss = tl.log(total) - tl.sum(tl.where(live & (share > 0.0), z, 0.0) * share, axis=0)
         counted = label != IGNORE
-        # A label that is no class makes a loss that nobody overlooks.
-        known = (label >= 0) & (label < classes)
-        loss = tl.where(counted, tl.where(known, loss, float("nan")), 0.0)
-        tl.store(losses + row, loss)
-        tl.store(gradient + (row * classes + k), tl.where(counted, p / total - share, p * 0.0), mask=live)
+        # A label that is no class makes a loss that nobody overlooks, and a gradient that a scaler skips.
+        wrong = tl.where((label >= 0) & (label < classes), 0.0, float("nan"))
+        tl.store(losses + row, tl.where(counted, loss + wrong, 0.0))
+        tl.store(gradient + (row * classes + k), tl.where(counted, p / total - share + wrong, p * 0.0), mask=live)
 
 
 @triton.jit
@@ -131,13 +132,14 @@ def _mean(
     for first in range(0, images, BLOCK):
         n = first + tl.arange(0, BLOCK)
         total += tl.load(losses + n, mask=n < images, other=0.0)
+        counted = n < images
         if not SHARES:
-            count += (tl.load(target + n, mask=n < images, other=IGNORE) != IGNORE).to(tl.int32)
+            counted = tl.load(target + n, mask=counted, other=IGNORE) != IGNORE
+        count += counted.to(tl.int32)
     number = tl.sum(count, axis=0).to(tl.float32)
-    if SHARES:
-        number = images.to(tl.float32)
-    tl.store(mean, tl.sum(total, axis=0) / number)
-    tl.store(share, 1.0 / number)
+    least = tl.maximum(number, 1.0)
+    tl.store(mean, tl.where(number > 0.0, tl.sum(total, axis=0) / least, float("nan")))
+    tl.store(share, tl.where(number > 0.0, 1.0 / least, 0.0))
 
 
 @of(reference)
@@ -156,7 +158,7 @@ def launch(logits, target, smoothing, config, out: tuple[Tensor, Tensor, Tensor]
         out = (scalars[0], torch.empty((images, classes), dtype=torch.float32, device=logits.device), scalars[1])
     mean, gradient, share = out
     if images == 0:
-        return mean.fill_(torch.nan), gradient, share.fill_(torch.inf)
+        return mean.fill_(torch.nan), gradient, share.zero_()
     unit = math.gcd(classes, 16)
     losses, shares = torch.empty(images, dtype=torch.float32, device=logits.device), target.is_floating_point()
     with followed_by_ours(True):
@@ -185,6 +187,8 @@ CASES: list[dict[str, Any]] = [
     {"name": "all smooth", "sizes": (3, 5), "smoothing": 1.0},
     {"name": "batch 0", "sizes": (0, 5), "smoothing": 0.1},
     {"name": "mixed", "sizes": (7, 33), "smoothing": 0.1, "shares": True},
+    {"name": "none counts", "sizes": (3, 7), "smoothing": 0.1, "ignored": 3},
+    {"name": "mixed, one image", "sizes": (1, 7), "smoothing": 0.1, "shares": True},
     {"name": "mixed, one class", "sizes": (3, 1), "shares": True},
     {"name": "mixed, batch 0", "sizes": (0, 5), "shares": True},
 ]

@@ -115,30 +115,12 @@ class Report:
     def __rich_console__(self, console: Any, options: Any) -> Any:
         """Yield the tables for rich."""
         from rich.markup import escape
-        from rich.table import Table
 
-        if self.unchanged:
+        if self.unchanged and not any(note.endswith(self.unchanged) for plan in self.plans for note in plan.notes):  # which say it again
             yield escape(f"runs unchanged on {self.device} in {self.dtype}: {self.unchanged}")
         for plan in self.plans:
-            table = Table(
-                title=escape(f"{plan.given}, {self.dtype} on {self.device}"),
-                title_justify="left",
-                box=None,
-                pad_edge=False,
-                header_style="bold",
-            )
-            table.add_column("layers", overflow="ellipsis", no_wrap=True, max_width=44)
-            table.add_column("kernel", overflow="ellipsis", no_wrap=True, max_width=52)
-            for heading in ("out", "us", "was us", "roofline"):
-                table.add_column(heading, justify="right", no_wrap=True)
-            table.add_column("note", overflow="fold")
-            for row in plan.rows:
-                times = [_number(row.us), _number(row.replaced_us), "" if row.roofline is None else f"{row.roofline:.0%}"]
-                table.add_row(escape(row.layers), escape(row.kernel), "x".join(map(str, row.shape[1:])), *times, escape(row.note))
-            if plan.us:
-                table.add_section()
-                table.add_row("sum", "", "", _number(plan.us), _number(plan.replaced_us or None), "")
-            yield table
+            title = escape(f"{plan.given}, {self.dtype} on {self.device}")
+            yield _table(title, plan) if plan.rows else title
             if plan.parity is not None and not any(note.endswith(str(plan.parity)) for note in plan.notes):  # which say of what it is
                 yield escape(str(plan.parity))
             yield from (escape(note) for note in plan.notes)
@@ -146,6 +128,26 @@ class Report:
                 yield told(plan.seconds)
         yield from map(escape, self.unplanned)
         yield from map(escape, self.told)
+
+
+def _table(title: str, plan: PlanReport) -> Any:
+    """Draw the rows of a plan."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("layers", overflow="ellipsis", no_wrap=True, max_width=44)
+    table.add_column("kernel", overflow="ellipsis", no_wrap=True, max_width=52)
+    for heading in ("out", "us", "was us", "roofline"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("note", overflow="fold")
+    for row in plan.rows:
+        times = [_number(row.us), _number(row.replaced_us), "" if row.roofline is None else f"{row.roofline:.0%}"]
+        table.add_row(escape(row.layers), escape(row.kernel), "x".join(map(str, row.shape[1:])), *times, escape(row.note))
+    if plan.us:
+        table.add_section()
+        table.add_row("sum", "", "", _number(plan.us), _number(plan.replaced_us or None), "")
+    return table
 
 
 def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,7 @@ class Contest:
         clock: microseconds of a call.
         times: where what was found is kept.
         compiler: compiles stretches.
+        ways: those of `WAYS` that compete with the chains.
     """
 
     def __init__(
@@ -68,8 +69,9 @@ class Contest:
         clock: Timer,
         times: Times,
         compiler: Compiler = inductor,
+        ways: Sequence[str] = WAYS[1:],
     ) -> None:
-        self.recording, self.clock, self.times, self.compiler = recording, clock, times, compiler
+        self.recording, self.clock, self.times, self.compiler, self.ways = recording, clock, times, compiler, ways
         self.check = Check(network, recording, args, kwargs, recording.device, learning=False)
         self.spec = pytree.tree_structure((args, kwargs))
         flags = [leaf.requires_grad for leaf in (*pytree.tree_leaves((args, kwargs)), *network.parameters()) if isinstance(leaf, Tensor)]
@@ -90,13 +92,12 @@ class Contest:
         with casts_of(self.recording.device), shared.alone(), torch.enable_grad():
             if not known:
                 chains_us = served.us = self.clock(self._step(served.replay))
-                operators = self.clock(self._plain_step())
-                if operators >= SURE * served.us:
+                if "islands" in self.ways and (operators := self.clock(self._plain_step())) >= SURE * served.us:
                     self._keep(served, operators)
                     return served
             refused = False
-            for way in [known] if known else WAYS[1:]:
-                if way == "whole" and not known and not refused and self._is_little(without):
+            for way in [known] if known else self.ways:
+                if way == "whole" and "islands" in self.ways and not known and not refused and self._is_little(without):
                     continue  # what lies between chains was the whole, and would be compiled twice
                 steps, _, _ = steps_of(self.recording, without_any(self.recording) if way == "whole" else without)
                 for fuses in (True, False):

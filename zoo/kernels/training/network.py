@@ -21,6 +21,7 @@ from zoo.kernels.measuring.stopwatch import stopwatch
 from zoo.kernels.memory.workspaces import give_back
 from zoo.kernels.reports.report import PlanReport, Report, named
 from zoo.kernels.training.choosing import Timer, timer
+from zoo.kernels.training.kernels import on_kernels
 from zoo.kernels.training.planning import Known, checked, device_of
 from zoo.kernels.training.recompute import as_is
 from zoo.kernels.training.replay import Moved, Places, Replay
@@ -59,7 +60,7 @@ class FastTraining(nn.Module):
         super().__init__()
         self._adopt(network)
         self.__dict__["dtype"], self.__dict__["tune"], self.__dict__["recompute"] = dtype, tune, recompute
-        self.__dict__["told"] = []
+        self.__dict__["told"], self.__dict__["_knows_eval"] = [], False
         self._fresh()
 
     def _adopt(self, network: nn.Module) -> None:
@@ -73,7 +74,6 @@ class FastTraining(nn.Module):
         self.__dict__["_known"] = Known(most=6 if self.tune == "full" else 0, recompute=self.recompute)
         self.__dict__["_lock"] = threading.RLock()
         self.__dict__["_seen"] = self.__dict__["_refused"] = ""
-        self.__dict__["_warned"] = False
 
     def __getattr__(self, name: str) -> Any:
         """Give what the network has: its options, its methods."""
@@ -90,6 +90,7 @@ class FastTraining(nn.Module):
         if not self.training:
             self._warn_of_eval()
             return network(*args, **kwargs)
+        self.is_told_of_eval()
         leaves, spec = pytree.tree_flatten((args, kwargs))
         key, self.__dict__["_seen"] = _kind_of_call(network, leaves, spec)
         for _ in range(2):
@@ -104,14 +105,18 @@ class FastTraining(nn.Module):
 
     def _warn_of_eval(self) -> None:
         """Warn once of a network that seems to be trained in eval mode: its answers ask for gradients, and it never trained before."""
-        if self._warned or self._plans or not torch.is_grad_enabled() or not any(p.requires_grad for p in self.parameters()):
+        if self._knows_eval or not torch.is_grad_enabled() or not any(p.requires_grad for p in self.parameters()):
             return
-        self.__dict__["_warned"] = True
+        self.is_told_of_eval()
         warnings.warn(
             "the network is in eval mode, so it runs as it is, and its BatchNorms learn no statistics; call model.train() before training, "
             "or torch.no_grad() around what only looks",
             stacklevel=stacklevel(),
         )
+
+    def is_told_of_eval(self) -> None:
+        """Note that nobody needs to be warned of eval mode any more: somebody was, or the network was called in train mode."""
+        self.__dict__["_knows_eval"] = True
 
     def prepare(self, args: tuple[Any, ...], casts: torch.dtype | None) -> None:
         """Check the network before its first step, and make the first plan if it is in train mode.
@@ -171,8 +176,10 @@ class FastTraining(nn.Module):
 
     def _clock(self, args: Any, kwargs: Any) -> Timer | None:
         device = device_of((args, kwargs))
-        clock = None if self.tune == "none" else timer(device)
-        if clock is not None and self.tune == "quick":  # launch parameters that "full" finds are not kept, so that its times would mislead
+        if self.tune == "none" or (self.tune != "full" and not on_kernels(device)):  # a compiler takes longer than a CPU's short training
+            return None
+        clock = timer(device)
+        if self.tune == "quick":  # launch parameters that "full" finds are not kept, so that its times would mislead
             self._known.keep(device)
         return clock
 
@@ -220,7 +227,7 @@ class FastTraining(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the plans out, which belong to this process and device."""
-        return {name: self.__dict__[name] for name in ("network", "dtype", "tune", "recompute", "told")}
+        return {name: self.__dict__[name] for name in ("network", "dtype", "tune", "recompute", "told", "_knows_eval")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back without plans."""
@@ -228,7 +235,7 @@ class FastTraining(nn.Module):
         self._adopt(state["network"])
         for name in ("dtype", "tune", "recompute"):
             self.__dict__[name] = state[name]
-        self.__dict__["told"] = state.get("told", [])
+        self.__dict__["told"], self.__dict__["_knows_eval"] = state.get("told", []), state.get("_knows_eval", False)
         self._fresh()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FastTraining:

@@ -18,7 +18,7 @@ from zoo.kernels.training import choosing, kernels, shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.checking import Check, Verdict, replay_of
 from zoo.kernels.training.compiling import compile_chains
-from zoo.kernels.training.contest import Contest, served, stretches_of
+from zoo.kernels.training.contest import WAYS, Contest, served, stretches_of
 from zoo.kernels.training.record import Recording, record
 from zoo.kernels.training.replay import Replay, Without
 from zoo.kernels.training.segments import Segment
@@ -26,6 +26,8 @@ from zoo.kernels.tuning.choices import Choices
 
 IMAGES = 16
 """Images that a check computes with, where a batch has more."""
+COMPILED = "compiled"
+"""What `why` calls the kernel of what PyTorch's compiler runs."""
 
 
 @dataclass(slots=True)
@@ -62,7 +64,8 @@ def checked(
     """Record a network, and replace of its chains those that compute what they should and are faster.
 
     The network is in the mode to be recorded, under the autocast to be recorded. What is found is added to `known`. The `clock` times
-    chains, so that none stays that is slower than PyTorch; None times nothing.
+    chains, so that none stays that is slower than PyTorch, and PyTorch's compiler; on a CPU, whose chains are PyTorch's functions, the
+    compiler alone. None times nothing.
 
     Raises:
         Untraceable: it can't be recorded, or without any chain a replay still computes something else; here or in another process.
@@ -70,16 +73,16 @@ def checked(
     device = device_of((args, kwargs))
     with phase("tracing"):
         recording = record(network, args, kwargs, device)
-    key = _kind(recording, device)
+    key, own = _kind(recording, device), kernels.on_kernels(device)
     shapes = (key, *(recording.values[number].shape for _, number in recording.inputs))
     try:
         check = None if key in known.verdicts else _check(network, recording, args, kwargs, device, known.recompute)
-        if check is not None or (clock is not None and shapes not in known.slow):
+        if check is not None or (own and clock is not None and shapes not in known.slow):
             compile_chains([recording] if check is None else [check.recording, recording])
         with phase("checking"):
             verdict = known.verdicts[key] if check is None else check.verdict()
         slow: Without = {}
-        if clock is not None:
+        if own and clock is not None:
             with casts_of(device), shared.alone(), phase("timing"):
                 slow = known.slow.get(shapes) or choosing.slower(recording, verdict.without, known.times, clock, known.most)
             known.times.save()
@@ -102,9 +105,9 @@ def checked(
         replay = replay_of(recording, steps, counted, known.recompute, verdict.beside)
     else:
         with phase("comparing"):
-            won = served(
-                Contest(network, recording, args, kwargs, clock, known.times), slow | verdict.without, known.recompute, verdict.beside
-            )
+            ways = WAYS[1:] if own else WAYS[-1:]
+            contest = Contest(network, recording, args, kwargs, clock, known.times, ways=ways)
+            won = served(contest, slow | verdict.without, known.recompute, verdict.beside)
         replay, worst = won.replay, _worst(won.errors) or worst
         notes += won.notes
         if won.way == "whole":
@@ -112,8 +115,10 @@ def checked(
         rows += [_row(recording, segment) for segment in stretches_of(replay)]
     if replay.remade:
         notes.append(f"{len(replay.remade)} maps are not kept but computed again on the way back")
-    if not kernels.on_kernels(recording.device):
-        notes.append(f"on a {recording.device.type.upper()} PyTorch's functions compute all of this, and nothing is timed")
+    if not own and clock is None:
+        notes.append(
+            f'on a {device.type.upper()} PyTorch\'s functions compute all of this, and nothing is timed; tune="full" tries its compiler'
+        )
     return Checked(replay, rows, worst, notes)
 
 
@@ -125,7 +130,7 @@ def _row(recording: Recording, segment: Segment) -> Row:
     """Return how `why` shows what the compiler runs: from the first layer to the last."""
     layers = list(dict.fromkeys(call.layer for call in segment.calls if call.layer))
     between = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}" if layers else ""
-    return Row(between, "compiled", recording.values[segment.makes[-1]].shape, note=f"{len(segment.calls)} calls")
+    return Row(between, COMPILED, recording.values[segment.makes[-1]].shape, note=f"{len(segment.calls)} calls")
 
 
 def device_of(arguments: Any) -> torch.device:

@@ -170,7 +170,10 @@ def _line_of(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not _is_own(Path(frame.filename))]
     frame = next(reversed(theirs), None)
-    return "somewhere" if frame is None else f"in line {frame.lineno} of {Path(frame.filename).name}: {frame.line}"
+    if frame is None:
+        return "somewhere"
+    text = f": {frame.line}" if frame.line else ""  # of which there is none where code was typed or made
+    return f"in line {frame.lineno} of {Path(frame.filename).name}{text}"
 
 
 def _is_own(file: Path) -> bool:

@@ -292,6 +292,8 @@ class _Streams:
         held = self.instead.get(place, call)
         weight, shift = (given["weight"], given["bias"])
         learns = held is call  # else whoever adds the product takes its bias's gradient
+        if self.values[int(call.result)].memory in self.written:  # what a function of ours makes of more axes may not be written to
+            return
         if held is None or (not learns and held.func is not _linear) or self.values[int(call.result)].dtype != self.values[before].dtype:
             return
         self.instead |= dict.fromkeys(gone)

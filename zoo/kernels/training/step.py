@@ -23,7 +23,7 @@ from zoo.kernels.measuring.timing import release_generator
 from zoo.kernels.memory.graph_pool import growing
 from zoo.kernels.memory.workspaces import clear_workspaces
 from zoo.kernels.training.exchanging import Exchange, quiet
-from zoo.kernels.training.losses import in_one_pass
+from zoo.kernels.training.losses import OnePass
 from zoo.kernels.training.optimizing import Prepared
 from zoo.kernels.training.watching import Watch
 
@@ -73,7 +73,7 @@ class FastStep:
     ) -> None:
         self.model, self.loss, self.optimizer, self.scaler, self.clip = model, loss, optimizer, scaler, clip
         self.device = next(model.parameters()).device
-        self._loss = in_one_pass(loss, self.device)
+        self._one_pass = None if unchanged else OnePass()
         self.dtype = dtype
         self.unchanged = unchanged or _refused(model) or ("a CPU has no CUDA graphs" if self.device.type != "cuda" else "")
         self._exchange: Exchange | None = None
@@ -122,6 +122,9 @@ class FastStep:
                 "call model.train() before the first step, unless that is meant",
                 stacklevel=stacklevel(),
             )
+            for module in self.model.modules():
+                if getattr(type(module), "trains_fast", False):
+                    module.is_told_of_eval()  # pyright: ignore[reportCallIssue]
         if not self._began:
             self._began = True
             _warn_of_left_out(self.model, self.optimizer)
@@ -191,7 +194,8 @@ class FastStep:
         for number, (images, target) in enumerate(parts, 1):
             with quiet(model, number < len(parts)):
                 with self._casts():
-                    loss = self._loss(model(images), target)
+                    outputs = model(images)
+                    loss = self.loss(outputs, target) if self._one_pass is None else self._one_pass(self.loss, outputs, target)
                 if not isinstance(loss, Tensor) or loss.numel() != 1:
                     what = f"a tensor {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
                     raise ValueError(f'the loss has to be a scalar, got {what}; PyTorch\'s losses give one with reduction="mean"')
@@ -352,8 +356,8 @@ def _warn_of_left_out(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
     if left:
         more = f" and {len(left) - 1} more ask for gradients and are" if len(left) > 1 else " asks for gradients and is"
         warnings.warn(
-            f"{left[0]}{more} in no group of the optimiser, so nothing is learnt there; build the optimiser once the network has "
-            "its last layers, or freeze what shall stay by requires_grad_(False)",
+            f"{left[0]}{more} in no group of the optimiser, so this step teaches them nothing; build the optimiser once the "
+            "network has its last layers, or freeze what shall stay by requires_grad_(False)",
             stacklevel=stacklevel(),
         )
 

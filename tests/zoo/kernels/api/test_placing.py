@@ -15,6 +15,9 @@ from torch.utils import _pytree as pytree
 from zoo import fast, fast_step, why
 from zoo.kernels import arguments as asked
 from zoo.kernels.api import placing
+from zoo.kernels.api.placing import Way
+from zoo.kernels.training import network as training_network
+from zoo.kernels.training import segments
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SECOND = torch.device("cpu", 0)
@@ -34,17 +37,21 @@ class Sequence(nn.Module):
 
 def test_the_faster_is_taken_and_both_times_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "_milliseconds", lambda call, device: call())
-    calls: dict[torch.device, Callable[[], object]] = {CPU: lambda: 0.5, GPU: lambda: 0.25}
-    assert placing.fastest(calls, "step") == (GPU, 'device="auto": a step takes 0.5 ms on cpu and 0.25 ms on cuda:0, so cuda:0 was taken')
-    assert placing.fastest(calls | {GPU: lambda: 1.0}, "call")[0] == CPU
+    cpu, gpu, compiled = Way(CPU), Way(GPU), Way(CPU, compiled=True)
+    calls: dict[Way, Callable[[], object]] = {cpu: lambda: 0.5, gpu: lambda: 0.25}
+    times = placing.timed(calls)
+    assert placing.fastest(times, "step") == (gpu, 'device="auto": a step takes 0.5 ms on cpu and 0.25 ms on cuda:0, so cuda:0 was taken')
+    assert placing.fastest(times | {gpu: 1.0}, "call")[0] == cpu
+    said = 'device="auto": a step takes 0.5 ms on cpu, 0.25 ms on cuda:0 and 0.1 ms on cpu compiled, so cpu compiled was taken'
+    assert placing.fastest(times | {compiled: 0.1}, "step") == (compiled, said)
 
 
 def test_calls_take_turns_and_the_first_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     made, clock = list[str](), iter(range(10_000))
     monkeypatch.setattr(placing.time, "perf_counter", lambda: next(clock))  # each call takes a second, so that few are made
-    taken, said = placing.fastest({CPU: lambda: made.append("a"), SECOND: lambda: made.append("b")}, "call")
+    taken, said = placing.fastest(placing.timed({Way(CPU): lambda: made.append("a"), Way(SECOND): lambda: made.append("b")}), "call")
     assert made == ["a"] * placing.WARMUPS + ["b"] * placing.WARMUPS + ["a", "b"] * placing.LEAST
-    assert taken == CPU
+    assert taken == Way(CPU)
     assert said == 'device="auto": a call takes 1e+03 ms on cpu and 1e+03 ms on cpu:0, so cpu was taken'
 
 
@@ -76,13 +83,67 @@ def test_a_step_learns_nothing_draws_nothing_and_leaves_the_network_as_it_was(mo
     before, drawn = copy.deepcopy(own.state_dict()), torch.get_rng_state()
     for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
         with mode():
-            taken, said = placing.training(own, x, None, "quick", None)
+            taken, at, said = placing.training(own, x, None, "none", None)
         assert taken.type == "cpu"
+        assert at == "none"
         assert " ms on cpu and " in said
     assert torch.equal(torch.get_rng_state(), drawn)
     assert not own.training
     assert all(torch.equal(value, before[name]) for name, value in own.state_dict().items())
     assert all(parameter.grad is None for parameter in own.parameters())
+
+
+@pytest.mark.parametrize(
+    ("eager", "compiled", "at", "said"),
+    [
+        (2.0, 0.5, "full", "2 ms on cpu, 1 ms on cpu:0 and 0.5 ms on cpu compiled, so cpu compiled was taken"),
+        (2.0, 1.5, "quick", "2 ms on cpu, 1 ms on cpu:0 and 1.5 ms on cpu compiled, so cpu:0 was taken"),
+        (2.0, None, "quick", "2 ms on cpu and 1 ms on cpu:0, so cpu:0 was taken"),  # it was refused, or no faster
+        (9.0, 0.5, "quick", "9 ms on cpu and 1 ms on cpu:0, so cpu:0 was taken"),  # hopeless: not tried
+    ],
+)
+def test_the_cpus_compiler_competes_where_it_may_win(
+    eager: float, compiled: float | None, at: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Way] = []
+
+    def step(network: Any, args: Any, way: Way, dtype: Any, tune: str, recompute: Any) -> Callable[[], object] | None:
+        tried.append(way)
+        assert tune == ("full" if way.compiled else "quick")
+        ms = compiled if way.compiled else eager if way.device == CPU else 1.0
+        return None if ms is None else lambda: ms
+
+    monkeypatch.setattr(placing, "devices", lambda: [CPU, SECOND])
+    monkeypatch.setattr(placing, "_step", step)
+    monkeypatch.setattr(placing, "_milliseconds", lambda call, device: call())
+    taken, tune, line = placing.training(Sequence(), torch.randn(2, 5, 3), None, "quick", None)
+    assert line == f'device="auto": a step takes {said}'
+    assert tune == at
+    assert taken == (CPU if at == "full" else SECOND)
+    assert (Way(CPU, compiled=True) in tried) == (eager < 5)
+
+
+def test_a_network_that_is_moved_to_the_compilers_cpu_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "devices", lambda: [CPU, SECOND])
+    monkeypatch.setattr(placing, "_milliseconds", lambda call, device: 1.0 if "compiled" in call.__qualname__ else (call(), 2.0)[1])
+    monkeypatch.setattr(segments, "graph_compiled", lambda graph, given: graph.forward)
+    times = iter([2_000.0, 1_000.0] * 2)
+    monkeypatch.setattr(training_network, "timer", lambda device: lambda call: (call(), next(times))[1])
+    made = placing._step
+
+    def step(network: Any, args: Any, way: Way, *more: Any) -> Callable[[], object] | None:
+        call = made(network, args, way, *more)
+
+        def compiled() -> object:
+            return call and call()
+
+        return compiled if way.compiled and call is not None else call
+
+    monkeypatch.setattr(placing, "_step", step)
+    own = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)).train()
+    model = fast(own, "auto", train=True, example=torch.randn(2, 4))
+    assert [row.kernel for row in why(model).rows] == ["compiled"]
+    assert "so cpu compiled was taken" in str(why(model))
 
 
 @pytest.mark.parametrize(
@@ -96,8 +157,9 @@ def test_a_step_learns_nothing_draws_nothing_and_leaves_the_network_as_it_was(mo
 )
 def test_where_no_step_can_be_timed_the_model_stays(network: nn.Module, example: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "devices", lambda: [SECOND, CPU])
-    taken, line = placing.training(network, example, None, "quick", None)
+    taken, at, line = placing.training(network, example, None, "quick", None)
     assert taken == CPU
+    assert at == "quick"
     assert "no step could be timed, so cpu stays" in line
     assert said in line
 

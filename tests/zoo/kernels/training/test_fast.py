@@ -7,18 +7,19 @@ import io
 import pickle
 import random
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from zoo import fast, plain, why
+from zoo import fast, fast_step, plain, why
 from zoo.finetuning.average import Average
 from zoo.kernels import arguments as asked
-from zoo.kernels.training import FastTraining, kernels
+from zoo.kernels.training import FastTraining, kernels, segments
 from zoo.kernels.training import network as training_network
 
 
@@ -498,5 +499,61 @@ def test_training_in_eval_mode_is_warned_of_once_and_looking_is_not() -> None:
     assert "no plan yet; the next call in train mode makes one" in str(why(model))
     model(x)
     assert "on a CPU PyTorch's functions compute all of this, and nothing is timed" in str(why(model))
-    model.eval()
-    model(x)  # it has trained, and is looked at now
+    for looked_at in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        looked_at.eval()
+        looked_at(x)  # it has trained, and is looked at now
+
+
+def test_a_network_that_trained_unchanged_may_be_looked_at(recwarn: pytest.WarningsRecorder) -> None:
+    x = torch.ones(2, 4)
+    own = nn.Sequential(nn.Linear(4, 4)).train()
+    model = fast(own, train=True, example=x)
+    own[0].register_forward_hook(lambda *_: None)
+    model(x)
+    model.eval()(x)
+    assert not recwarn.list
+
+
+def test_a_step_in_eval_mode_warns_once(recwarn: pytest.WarningsRecorder) -> None:
+    network = nn.Sequential(nn.Linear(4, 4)).eval()
+    step = fast_step(fast(network, train=True, example=torch.ones(2, 4)), nn.MSELoss(), torch.optim.SGD(network.parameters(), 0.1))
+    for _ in range(2):
+        step(torch.ones(2, 4), torch.ones(2, 4))
+    assert len(recwarn.list) == 1
+
+
+def test_a_line_that_has_no_text_is_named_alone() -> None:
+    space: dict[str, object] = {"nn": nn}
+    exec("class Typed(nn.Linear):\n    def forward(self, x):\n        return x if x.sum() > 0 else -x", space)
+    with pytest.warns(UserWarning, match=r"in line 3 of <string>$"):
+        fast(space["Typed"](4, 4).train(), train=True, example=torch.ones(2, 4))  # pyright: ignore[reportCallIssue]
+
+
+def test_full_tuning_tries_the_compiler_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_by_one(graph: fx.GraphModule, given: Sequence[object]) -> object:
+        return graph.forward
+
+    times = iter([10_000.0, 5_000.0, 10_000.0, 20_000.0])
+    monkeypatch.setattr(segments, "graph_compiled", one_by_one)
+    monkeypatch.setattr(training_network, "timer", lambda device: lambda call: (call(), next(times))[1])
+    x = torch.randn(2, 4)
+    own = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)).train()
+    for run_by, said in ((["compiled"], "5.00 ms there and back instead of 10.00"), ([], "20.00 ms, no faster than 10.00")):
+        model = fast(own, train=True, tune="full", example=x)
+        assert [row.kernel for row in why(model).rows] == run_by
+        assert f"PyTorch's compiler alone: {said}" in str(why(model))
+        torch.testing.assert_close(model(x), own(x))
+    assert next(times, None) is None
+    assert "nothing is timed" in str(why(fast(own, train=True, example=x)))
+
+
+def test_a_compiler_that_fails_on_a_cpu_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(graph: fx.GraphModule, given: Sequence[object]) -> object:
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(segments, "graph_compiled", failing)
+    x = torch.randn(2, 4)
+    own = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)).train()
+    model = fast(own, train=True, tune="full", example=x)
+    assert "PyTorch's compiler alone: not served, RuntimeError: no C++ compiler" in str(why(model))
+    torch.testing.assert_close(model(x), own(x))
