@@ -6,6 +6,7 @@ import copy
 import threading
 import warnings
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,8 +92,8 @@ class FastTraining(nn.Module):
             self._warn_of_eval()
             return network(*args, **kwargs)
         self.is_told_of_eval()
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        key, self.__dict__["_seen"] = _kind_of_call(network, leaves, spec)
+        leaves, form = _flat(args, kwargs)
+        key, self.__dict__["_seen"] = _kind_of_call(network, leaves, form)
         for _ in range(2):
             plan = None if key is None else self._kept(key) or self._plan(key, args, kwargs)
             if plan is None or plan.replay is None or plan.places is None:
@@ -126,8 +127,8 @@ class FastTraining(nn.Module):
             casts: the dtype of the autocast that it will run under, None for none.
         """
         with torch.autocast(device_of(args).type, casts, casts is not None):
-            leaves, spec = pytree.tree_flatten((args, {}))
-            key, self.__dict__["_seen"] = _kind_of_call(self.network, leaves, spec)
+            leaves, form = _flat(args, {})
+            key, self.__dict__["_seen"] = _kind_of_call(self.network, leaves, form)
             if self.training and key is not None:
                 self._plan(key, args, {})
                 return
@@ -256,10 +257,18 @@ def _last(leaf: Any) -> Any:
     return leaf.contiguous(memory_format=torch.channels_last) if images else leaf
 
 
+def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any]:
+    """Return the leaves of a call's arguments and what tells their order from others; of tensors alone, which is usual, in no time."""
+    if not kwargs and all(isinstance(arg, Tensor) for arg in args):
+        return args, len(args)
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    return leaves, repr(spec)
+
+
 _LEAVES = Tensor | bool | int | float | str | torch.dtype | torch.device | type(None)
 
 
-def _kind_of_call(network: nn.Module, leaves: list[Any], spec: Any) -> tuple[Any, str]:
+def _kind_of_call(network: nn.Module, leaves: Sequence[Any], form: Any) -> tuple[Any, str]:
     """Return what a plan is made for, or None and why the network has to run itself."""
     flags, reason = _survey(network)
     if not reason and not all(isinstance(leaf, _LEAVES) for leaf in leaves):
@@ -268,7 +277,7 @@ def _kind_of_call(network: nn.Module, leaves: list[Any], spec: Any) -> tuple[Any
         return None, reason
     device = next((leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)), "cpu")
     casts = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return (repr(spec), tuple(_key(leaf) for leaf in leaves), flags, casts, torch.is_grad_enabled()), ""
+    return (form, tuple(_key(leaf) for leaf in leaves), flags, casts, torch.is_grad_enabled()), ""
 
 
 def _key(leaf: Any) -> Any:
