@@ -1,4 +1,4 @@
-"""A transformer's stream, differentiably: a branch added to it with the layer norm that reads the sum, and GELU behind a product.
+"""A transformer's stream, differentiably: a branch added to it with the layer norm that reads the sum, GELU or SwiGLU behind products.
 
 The norm's way there is PyTorch's own: its compiler, which is given these, makes one kernel of it and what stands beside it. The ways back
 are kernels, operators that the compiler leaves as they are. What it makes of them itself sums over all tokens in passes of their own: for a
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from zoo.kernels.ops import bias_act_grad, layer_norm_grad, pointwise
+from zoo.kernels.ops import bias_act_grad, glu_grad, layer_norm_grad, pointwise
 from zoo.kernels.ops._activation import ACTIVATIONS
+from zoo.kernels.ops._layout import unreadable
 from zoo.kernels.ops._overlap import kernels_run
 
 
@@ -80,6 +81,46 @@ def _through_gelu(gradient: Tensor, before: Tensor, act: str, again: bool) -> li
 def _(gradient: Any, before: Any, act: str, again: bool) -> list[Tensor]:
     wide = torch.promote_types(gradient.dtype, torch.float32)
     return [before.new_empty(before.shape[-1:], dtype=wide), *(gradient.new_empty(before.shape) for _ in range(1 + again))]
+
+
+@torch.library.custom_op("kernelzoo::glu_grad", mutates_args=())
+def _through_glu(gradient: Tensor, first: Tensor, second: Tensor | None, act: str, last: bool, again: bool) -> list[Tensor]:
+    """Return the sums for both biases (2, C), the gradients of `first` and `second` and, if asked for again, the output."""
+    gate, value = _halves(first, second, last)
+    maps = [*map(_readable, (gradient, gate, value))]
+    sums = gradient.new_empty((2, gate.shape[-1]), dtype=torch.promote_types(gradient.dtype, torch.float32))
+    made = [gradient.new_empty(t.shape) for t in (first, second) if t is not None]
+    found = [sums, *map(_readable, _halves(made[0], made[1] if second is not None else None, last))]
+    if again:
+        made.append(gradient.new_empty(gate.shape))
+        found.append(_readable(made[-1]))
+    if kernels_run(gradient) and not glu_grad.supports(*maps, act=act, again=again):
+        glu_grad.launch(*maps, act=act, again=again, out=tuple(found))
+    else:
+        for to, one in zip(found, glu_grad.reference(*maps, act=act, again=again), strict=True):
+            to.copy_(one)
+    return [sums, *made]
+
+
+@_through_glu.register_fake
+def _(gradient: Any, first: Any, second: Any, act: str, last: bool, again: bool) -> list[Tensor]:
+    gate, _ = _halves(first, second, last)
+    sums = gradient.new_empty((2, gate.shape[-1]), dtype=torch.promote_types(gradient.dtype, torch.float32))
+    shapes = [first.shape, *([] if second is None else [second.shape]), *([gate.shape] if again else [])]
+    return [sums, *(gradient.new_empty(shape) for shape in shapes)]
+
+
+def _halves(first: Tensor, second: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
+    """Return gate and value: both tensors, or without a second one the halves of the first; the gate is the `last` one if so."""
+    one, other = first.chunk(2, -1) if second is None else (first, second)
+    return (other, one) if last else (one, other)
+
+
+def _readable(tokens: Tensor) -> Tensor:
+    """Return tokens (N, ..., C), halves of wider ones too, as a map that kernels read: where they lie, if that can be."""
+    n, *between, c = tokens.shape
+    seen = tokens.reshape(n, math.prod(between), 1, c).permute(0, 3, 1, 2)
+    return _map(tokens) if unreadable(seen) else seen
 
 
 def _map(tokens: Tensor) -> Tensor:
@@ -208,4 +249,96 @@ def gelu_linear(before: Tensor, bias: Tensor, weight: Tensor, shift: Tensor | No
     """
     shift = None if shift is None else (shift if learns else shift.detach()).to(before.dtype)
     made: Tensor = _GeluLinear.apply(before, bias, weight.to(before.dtype), shift, act)  # pyright: ignore[reportAssignmentType]
+    return made
+
+
+class _Glu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor | None, bias: Tensor, other_bias: Tensor | None, act: str, last: bool) -> Tensor:
+        ctx.save_for_backward(first, second)
+        ctx.types, ctx.act, ctx.last = _types(bias, other_bias), act, last
+        gate, value = _halves(first, second, last)
+        return ACTIVATIONS[act](gate) * value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        first, second = ctx.saved_tensors
+        sums, *made = _through_glu(gradients[0].to(first.dtype), first, second, ctx.act, ctx.last, False)
+        return *_of_halves(ctx, sums, made, second is None), None, None
+
+
+class _GluLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, first: Tensor, second: Tensor | None, bias: Tensor, other_bias: Tensor | None, weight: Tensor, shift: Tensor | None,
+        act: str, last: bool,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(first, second, weight)
+        ctx.types, ctx.act, ctx.last = _types(bias, other_bias), act, last
+        gate, value = _halves(first, second, last)
+        return F.linear(ACTIVATIONS[act](gate) * value, weight, shift)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        first, second, weight = ctx.saved_tensors
+        learns, shifts = ctx.needs_input_grad[4:6]
+        rows = gradients[0].reshape(-1, weight.shape[0]).to(first.dtype)
+        of_output = (rows @ weight).view(*first.shape[:-1], weight.shape[1])
+        sums, *made = _through_glu(of_output, first, second, ctx.act, ctx.last, learns)
+        of_weight = rows.t() @ made.pop().view(-1, weight.shape[1]) if learns else None
+        return *_of_halves(ctx, sums, made, second is None), of_weight, rows.sum(0) if shifts else None, None, None
+
+
+def _types(*biases: Tensor | None) -> list[torch.dtype]:
+    return [bias.dtype for bias in biases if bias is not None]
+
+
+def _of_halves(ctx: Any, sums: Tensor, made: list[Tensor], packed: bool) -> tuple[Tensor | None, ...]:
+    """Return the gradients of both tensors and both biases, in the order in which they were given."""
+    sums = sums.flip(0) if ctx.last else sums
+    if packed:
+        return made[0], None, sums.reshape(-1).to(ctx.types[0]), None
+    return made[0], made[1], sums[0].to(ctx.types[0]), sums[1].to(ctx.types[1])
+
+
+def glu(first: Tensor, second: Tensor | None, bias: Tensor, other_bias: Tensor | None, *, act: str = "silu", last: bool = False) -> Tensor:
+    """Compute a gated linear unit, ``act(gate) * value``, behind products with biases, differentiably.
+
+    Args:
+        first: (N, ..., C), a product's result with its bias; without a second one (N, ..., 2 C), whose halves both are.
+        second: (N, ..., C), another product's with its own, or None.
+        bias: of the first, whose gradient is wanted here and not of the product.
+        other_bias: of the second, likewise.
+        act: "silu", as SwiGLU has it, or another name of `ACTIVATIONS` whose gradient its input tells.
+        last: whether the gate is the second, or the second half, and the value the first.
+
+    Returns:
+        (N, ..., C), of the dtype of `first`.
+    """
+    made: Tensor = _Glu.apply(first, second, bias, other_bias, act, last)  # pyright: ignore[reportAssignmentType]
+    return made
+
+
+def glu_linear(
+    first: Tensor, second: Tensor | None, bias: Tensor, other_bias: Tensor | None, weight: Tensor, shift: Tensor | None, *,
+    act: str = "silu", last: bool = False, learns: bool = True,
+) -> Tensor:  # fmt: skip
+    """Compute a product of a gated linear unit, differentiably, which keeps nothing but what that reads: `glu` and `gelu_linear` in one.
+
+    Args:
+        first: as `glu` takes it, and so are the three behind it.
+        second: see there.
+        bias: see there.
+        other_bias: see there.
+        weight: (K, C), of the product behind; it is rounded to the dtype of `first`.
+        shift: (K,), a bias of it, or None.
+        act: see there.
+        last: see there.
+        learns: whether the gradient of `shift` is wanted here.
+
+    Returns:
+        (N, ..., K), of the dtype of `first`.
+    """
+    shift = None if shift is None else (shift if learns else shift.detach()).to(first.dtype)
+    made: Tensor = _GluLinear.apply(first, second, bias, other_bias, weight.to(first.dtype), shift, act, last)  # pyright: ignore[reportAssignmentType]
     return made

@@ -119,7 +119,8 @@ def _rows(
         # A label that is no class makes a loss that nobody overlooks, and a gradient that a scaler skips.
         wrong = tl.where((label >= 0) & (label < classes), 0.0, float("nan"))
         tl.store(losses + row, tl.where(counted, loss + wrong, 0.0))
-        tl.store(gradient + (row * classes + k), tl.where(counted, p / total - share + wrong, p * 0.0), mask=live)
+        p = p / total
+        tl.store(gradient + (row * classes + k), tl.where(counted, p - share + wrong, p * 0.0), mask=live)
 
 
 @triton.jit

@@ -1,7 +1,8 @@
-"""Find, among the calls that PyTorch's compiler is given, those whose way back kernels of ours take: a sum and the layer norm of it, GELU.
+"""Find, among the calls that PyTorch's compiler is given, what kernels of ours go back through: sums, layer norms, GELU and SwiGLU.
 
 The calls of a stretch come back with some of them put together: ``x + branch`` and ``layer_norm`` are one, with the layer scale and
-stochastic depth of that branch; ``gelu`` behind a product takes its bias's gradient, and so does a sum of a product that it adds.
+stochastic depth of that branch; ``gelu`` behind a product takes its bias's gradient, and so do ``silu(gate) * value`` behind one product
+or two, and a sum of a product that it adds.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class _Streams:
                 self._gelu(index, call)
             elif call.name in _MUL and index not in self.instead:
                 self._quick_gelu(index, call)
+                if index not in self.instead:
+                    self._swiglu(index, call)
         made: list[Call] = []
         for index in range(len(self.given)):
             call = self.instead.get(index, self.given[index])
@@ -260,18 +263,66 @@ class _Streams:
         product = self._alone(before, 2 if inner else 1)
         if index in self.instead or len(self.values[before].shape) < 2 or product is None or self.given[product].name != "linear":
             return
-        given = arguments(self.given[product], _LINEAR) if plainly(self.given[product]) and not self.given[product].writes else None
-        if given is None or not isinstance(given["bias"], Ref) or not self._is_bias(int(given["bias"]), self.values[before].shape[-1]):
+        if not self._is_biased_linear(product):
             return
-        bias = int(given["bias"])
+        bias = self._bias_of(product)
         self._without_bias(product)
         self.instead |= dict.fromkeys(inner)
         run = kernels.gelu if act == "gelu" else partial(kernels.gelu, act=act)
         self.instead[index] = replace(self.given[index], func=run, args=(Ref(before), Ref(bias)), kwargs={}, reads=(before, bias))
-        self._linear_behind(index, before, bias, act)
+        self._linear_behind(index, before, partial(kernels.gelu_linear, act=act))
 
-    def _linear_behind(self, index: int, before: int, bias: int, act: str) -> None:
-        """Let the one product that reads a GELU be one call with it, so that what GELU makes needn't be kept."""
+    def _swiglu(self, index: int, call: Call) -> None:
+        """Take the product of one half's SiLU and another, of one product with a bias or of two."""
+        two = None if call.writes else self._two(call, _MUL)
+        for activated, value in () if two is None else (two, two[::-1]):
+            place = self._alone(activated)
+            silu = None if place is None else self.given[place]
+            if place is None or silu is None or silu.name != "silu" or not plainly(silu) or len(silu.reads) != 1:
+                continue
+            gate = silu.reads[0]
+            halves = [self.values[number] for number in (gate, value, int(call.result))]
+            if len(halves[0].shape) < 2 or any((h.shape, h.dtype) != (halves[0].shape, halves[0].dtype) for h in halves):
+                continue
+            if (found := self._halves(gate, value, place, index)) is None:
+                continue
+            first, second, products, gone, last = found
+            biases = [self._bias_of(product) for product in products]
+            for product in products:
+                self._without_bias(product)
+            self.instead |= dict.fromkeys([place, *gone])
+            args = (Ref(first), None if second is None else Ref(second), Ref(biases[0]), Ref(biases[1]) if len(biases) > 1 else None)
+            reads = tuple(int(arg) for arg in args if arg is not None)
+            self.instead[index] = replace(call, func=partial(kernels.glu, last=last), args=args, kwargs={}, reads=reads)
+            self._linear_behind(index, first, partial(kernels.glu_linear, last=last))
+            return
+
+    def _halves(self, gate: int, value: int, silu: int, mul: int) -> tuple[int, int | None, list[int], list[int], bool] | None:
+        """Return what gate and value come from, the places of the products and of what goes, and whether the gate is the last half."""
+        split = self.makers.get(gate)
+        one = None if split is None else self.given[split]
+        if split is not None and one is not None and one.name in ("chunk", "split") and set(one.makes) == {gate, value} and plainly(one):
+            packed, half = one.reads[0], self.values[gate].shape
+            read_once = self.readers.get(gate) == [silu] and self.readers.get(value) == [mul] and not {gate, value} & self.wanted
+            if not read_once or len(one.makes) != 2 or self.values[packed].shape != (*half[:-1], 2 * half[-1]):
+                return None
+            product = self._alone(packed)
+            if split in self.instead or product is None or not self._is_biased_linear(product):
+                return None
+            return packed, None, [product], [split], one.makes[0] == value
+        products = [self._alone(gate), self._alone(value)]
+        apart = [product for product in products if product is not None and self._is_biased_linear(product)]
+        return (gate, value, apart, [], False) if len(apart) == 2 else None
+
+    def _is_biased_linear(self, place: int) -> bool:
+        """Tell whether a call is a product with a bias that learns by itself."""
+        call = self.given[place]
+        given = arguments(call, _LINEAR) if call.name == "linear" and plainly(call) and not call.writes else None
+        made = self.values[call.makes[0]].shape[-1]
+        return given is not None and isinstance(given["bias"], Ref) and self._is_bias(int(given["bias"]), made)
+
+    def _linear_behind(self, index: int, before: int, behind: Callable[..., Any]) -> None:
+        """Let the one product that reads an activation be one call with it, so that what the activation makes needn't be kept."""
         gone, number = [index], int(self.given[index].result)
         while True:
             readers = self.readers.get(number, [])
@@ -296,10 +347,12 @@ class _Streams:
             return
         if held is None or (not learns and held.func is not _linear) or self.values[int(call.result)].dtype != self.values[before].dtype:
             return
+        activation = self.instead[index]
+        assert activation is not None
         self.instead |= dict.fromkeys(gone)
-        reads = tuple(int(part) for part in (before, bias, weight, shift) if part is not None)
-        args = (Ref(before), Ref(bias), weight, shift)
-        self.instead[place] = replace(call, func=partial(kernels.gelu_linear, act=act, learns=learns), args=args, kwargs={}, reads=reads)
+        args = (*activation.args, weight, shift)
+        reads = tuple(int(part) for part in args if part is not None)
+        self.instead[place] = replace(call, func=partial(behind, learns=learns), args=args, kwargs={}, reads=reads)
 
     def _dtype(self, number: int) -> torch.dtype:
         """Return the dtype that a norm's result may have: that to which its one reader rounds, else its own.

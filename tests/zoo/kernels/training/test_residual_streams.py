@@ -116,7 +116,7 @@ def count(calls: list[Call]) -> dict[str, int]:
         if func is kernels.add_layer_norm:
             given = [name for name, arg in zip(("branch", "bias", "scale", "share"), call.args[1:5], strict=True) if arg is not None]
             name = " ".join(["norm", *given])
-        elif func in (kernels.gelu, kernels.gelu_linear, streams._linear, streams._attention):
+        elif func in (kernels.gelu, kernels.gelu_linear, kernels.glu, kernels.glu_linear, streams._linear, streams._attention):
             name = func.__name__.removeprefix("_")
         elif call.name in ("layer_norm", "gelu", "add", "mul"):
             name = f"PyTorch's {call.name}"
@@ -244,6 +244,120 @@ def test_what_gelu_makes_is_not_kept_for_the_product_behind(learns: bool, device
     like([made.detach(), found[0], found[1], found[2]], [expected.detach(), right[0], right[0].sum((0, 1)), right[1]], 2e-5)
     assert (found[3] is not None) == learns
     assert found[3] is None or off_by(found[3], right[2]) < 1e-5
+
+
+class Gated(nn.Module):
+    """A product of SiLU and another number, of halves of one product or of two products, as `kind` says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.norm, self.between = kind, nn.BatchNorm2d(C), nn.LayerNorm(C)
+        self.both, self.one, self.two = nn.Linear(C, 2 * C, bias="bare" not in kind), nn.Linear(C, C), nn.Linear(C, C)
+        self.last, self.drop = nn.Linear(C, 8, bias="bare" not in kind), nn.Dropout(0.0)
+        for module in (self.both, self.one, self.last):
+            module.requires_grad_("frozen" not in kind)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x).flatten(2).transpose(1, 2)
+        if "squares" in self.kind:
+            x = x.unflatten(1, (2, -1))
+        if "apart" in self.kind:
+            gate, value = self.one(x), self.two(x)
+        elif "sizes" in self.kind:
+            gate, value = self.both(x).split(C, -1)
+        elif "tokens" in self.kind:
+            gate, value = self.two(x).chunk(2, 1)
+        else:
+            gate, value = self.both(x).chunk(2, dim=-1)
+        if "second" in self.kind:
+            gate, value = value, gate
+        y = value * F.silu(gate) if "turned" in self.kind else F.silu(gate, inplace="in place" in self.kind) * value
+        if "twice" in self.kind:
+            y = y + value
+        if "normed" in self.kind:
+            y = self.between(y)
+        if "by hand" in self.kind:
+            return (y @ self.last.weight.t()).tanh()
+        made = self.last(self.drop(y))
+        if "added to" in self.kind:
+            made += y[..., :8].detach()
+        return made.tanh()
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("packed", {"glu_linear": 1, "linear": 1}),
+        ("packed, the gate second", {"glu_linear": 1, "linear": 1}),
+        ("packed, turned", {"glu_linear": 1, "linear": 1}),
+        ("packed, in squares", {"glu_linear": 1, "linear": 1}),
+        ("sizes", {"glu_linear": 1, "linear": 1}),
+        ("apart", {"glu_linear": 1, "linear": 2}),
+        ("apart, frozen", {"glu_linear": 1, "linear": 2}),
+        ("apart, turned, in squares", {"glu_linear": 1, "linear": 2}),
+        ("packed, frozen", {"glu_linear": 1, "linear": 1}),
+        ("apart, normed", {"glu": 1, "linear": 2, "norm": 1}),
+        ("packed, by hand", {"glu": 1, "linear": 1}),
+        ("packed, added to", {"glu": 1, "linear": 1}),
+        ("packed, bare", {"PyTorch's mul": 1}),
+        ("packed, read twice", {"PyTorch's mul": 1, "PyTorch's add": 1}),
+        ("apart, read twice", {"PyTorch's mul": 1, "PyTorch's add": 1}),
+        ("apart, in place", {"PyTorch's mul": 1}),
+        ("halves of tokens", {"PyTorch's mul": 1}),
+    ],
+)
+def test_swiglu_is_gone_back_through_where_it_is_one(kind: str, found: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network, images = Gated(kind).train(), torch.randn(3, C, 2, 2, requires_grad=True)
+    run, calls = made_of(network, images, monkeypatch)
+    assert count(calls) == found
+    got, right = learnt_or_zeros(network, run, images), learnt_or_zeros(network, network, images)
+    like(got, right, 2e-6)
+
+
+@pytest.mark.parametrize("kind", ["packed, the gate second", "apart"])
+def test_the_compiler_takes_swiglu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    network, images = Gated(kind).train(), torch.randn(3, C, 2, 2, requires_grad=True)
+    run, calls = made_of(network, images, monkeypatch, inductor)
+    assert count(calls)["glu_linear"] == 1
+    like(learnt_or_zeros(network, run, images), learnt_or_zeros(network, network, images), 2e-6)
+
+
+def learnt_or_zeros(network: nn.Module, run: Callable[[Tensor], Tensor], images: Tensor) -> list[Tensor]:
+    """Return what `learnt` does, of parameters that have no part in it nothing."""
+    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    out = run(images)
+    found = torch.autograd.grad(loss(out), [images, *learning], allow_unused=True, materialize_grads=True)
+    return [out.detach(), *found]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_swiglu_makes_is_not_kept_for_the_product_behind(packed: bool, learns: bool, device: torch.device) -> None:
+    first = torch.randn((2, 5, 32 if packed else 16), device=device).requires_grad_()
+    second = None if packed else torch.randn((2, 5, 16), device=device).requires_grad_()
+    biases = [
+        torch.zeros(32 if packed else 16, device=device).requires_grad_(),
+        None if packed else torch.zeros(16, device=device).requires_grad_(),
+    ]
+    weight, shift = torch.randn((8, 16), device=device).requires_grad_(), torch.zeros(8, device=device).requires_grad_()
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        made = kernels._ours("glu_linear")(first, second, *biases, weight, shift, learns=learns)
+    assert kept == [first.numel(), *([] if second is None else [second.numel()]), weight.numel()]
+    gate, value = first.chunk(2, -1) if second is None else (first, second)
+    expected = F.linear(F.silu(gate) * value, weight, shift)
+    gradient = torch.randn(made.shape, device=device)
+    read = [t for t in (first, second, weight) if t is not None]
+    learning = [t for t in biases if t is not None]
+    found = torch.autograd.grad(made, [*read, *learning, shift], gradient, allow_unused=True)
+    right = torch.autograd.grad(expected, [*read, shift], gradient)
+    halves = right[: len(read) - 1]
+    like([made.detach(), *found[: len(read)]], [expected.detach(), *right[: len(read)]], 2e-5)
+    like([*found[len(read) : -1]], [half.sum((0, 1)) for half in halves], 2e-5)
+    assert (found[-1] is not None) == learns
+    assert found[-1] is None or off_by(found[-1], right[-1]) < 1e-5
 
 
 def off_by(got: Tensor, right: Tensor) -> float:
@@ -386,4 +500,6 @@ def test_its_operators_are_what_the_compiler_takes_them_for(shape: tuple[int, ..
         torch.library.opcheck(operators._through_norm, (*given, scale, None, branch_dtype), test_utils=checks)
     for again in (False, True):
         torch.library.opcheck(operators._through_gelu, (gradient, total, "gelu", again), test_utils=checks)
+        for first, second, last in ((torch.cat([total, total], -1), None, False), (total, total.clone(), True)):
+            torch.library.opcheck(operators._through_glu, (gradient, first, second, "silu", last, again), test_utils=checks)
     torch.library.opcheck(operators._activated, (total, "gelu_tanh"), test_utils=checks)
