@@ -1,11 +1,11 @@
-# make demo: the main job, offline.  make test, make lint: what every change must pass.  Each makes .venv by itself.
+# make demo: the main job, offline.  make test, make lint, make compile: what every change must pass.  Each makes .venv by itself.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # What the command imports when it starts: compiled at once, where an environment forbids it later. All of torch would take minutes.
 STARTS := typer rich pydantic annotated_types typing_inspection markdown_it mdurl filelock platformdirs blake3
 
-.PHONY: demo test lint format docs docs-pages clean faults faults-files faults-network faults-documents faults-long
+.PHONY: demo test lint compile format docs docs-pages clean faults faults-files faults-network faults-documents faults-long
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kernelzoo needs Python 3.11 or newer; make PYTHON=python3.12 …")'
@@ -44,6 +44,10 @@ lint: $(BIN)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# All kernels for a GPU that isn't there: Triton's interpreter, which the tests use, takes what its compiler refuses.
+compile: $(BIN)/.installed
+	PYTHONPATH=. $(BIN)/python tests/compile_kernels.py
 
 # The documentation as HTML in build/docs; a warning is an error, as in the tests.
 docs: $(BIN)/.installed
