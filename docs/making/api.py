@@ -22,7 +22,8 @@ PAGES: dict[str, dict[str, str]] = {
         "dream": "dream dream_frames dream_video",
         "embed": "embed",
         "finetune": "find_rate finetune",
-        "gpu": "Fast fast fast_step plain why",
+        "gpu": "Fast fast plain why",
+        "training": "fast_step",
         "segment": "segment Segmentation",
         "stylize": "stylize train_style",
         "weights": "trained",
@@ -65,7 +66,7 @@ PAGES: dict[str, dict[str, str]] = {
         "stylize": """
             AdaIN Engstrom Johnson MobileStyle style_network StyleNetwork StyleRun StyleSettings styles stylize stylize_video train_style"""
     },
-    "zoo.kernels.training": {"gpu": "fast_step FastStep FastTraining"},
+    "zoo.kernels.training": {"training": "fast_step FastStep FastTraining"},
 }
 """The page of every name that a package exports."""
 DATA = {
