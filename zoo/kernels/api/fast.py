@@ -172,16 +172,15 @@ def fast(
     if train:
         from zoo.kernels.training.beginning import begin
 
-        said: list[str] = []
+        said, first = list[str](), tune
         kind = cast("torch.dtype | None", dtype)
         if device == AUTO:
             from zoo.kernels.api.placing import training
 
-            device, at, line = training(asked.core(model), example, kind, tune, recompute)
-            tune = cast("Tune", at)
+            device, first, line = training(asked.core(model), example, kind, tune, recompute)
             model.to(device)
             said.append(line)
-        made = begin(model, device, kind, example, tune, recompute)
+        made = begin(model, device, kind, example, tune, recompute, first=first)
         made.told.extend(said)
         return made
     if recompute is not None:

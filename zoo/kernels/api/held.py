@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import chain
 from operator import attrgetter, is_
@@ -14,14 +15,18 @@ _version = attrgetter("_version")
 
 
 def _dictionary_version() -> Callable[[dict[str, Any]], int] | None:
-    """Return what tells a dictionary's version, which every change of it raises: PyTorch's compiler asks it too. None without it."""
+    """Return what tells a dictionary's version, which changes of it raise: PyTorch's compiler asks it too. None without it.
+
+    From Python 3.12 on filling an empty dictionary at once raises none, and without the interpreter's lock nobody keeps count.
+    """
     try:
         from torch._C._dynamo.guards import dict_version  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
         before = {"one": 1}
         first = dict_version(before)
         before["one"] = 2
-        return dict_version if dict_version(before) > first else None
+        locked = getattr(sys, "_is_gil_enabled", lambda: True)()
+        return dict_version if locked and dict_version(before) > first else None
     except (ImportError, TypeError, RuntimeError):
         return None
 
@@ -60,9 +65,10 @@ class Held:
     def is_replaced(self) -> bool:
         """Tell whether a parameter, buffer or layer is another one now, is gone or has come."""
         changes = self._counted()
-        if changes is not None and changes == self._changes:
+        filled = any(self._empty)
+        if changes is not None and changes == self._changes and not filled:
             return False
-        as_many = sum(map(len, self._holders)) == len(self._objects) and not any(self._empty)
+        as_many = sum(map(len, self._holders)) == len(self._objects) and not filled
         if as_many and all(map(is_, chain.from_iterable(map(dict.values, self._holders)), self._objects)):
             self._changes = changes  # something was put back
             return False

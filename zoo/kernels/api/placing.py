@@ -72,7 +72,7 @@ def answering(build: Callable[[torch.device], Fast], arguments: Callable[[torch.
 def training(
     network: nn.Module, example: Any, dtype: torch.dtype | None, tune: str, recompute: bool | None
 ) -> tuple[torch.device, str, str]:
-    """Return where a step of training is fastest, what to `tune` there, and what there is to say.
+    """Return where a step of training is fastest, what to `tune` there for the example's shape, and what there is to say.
 
     `fast_step` on a GPU is compared with plain PyTorch on a CPU, and with PyTorch's compiler there if that may win.
     Where no step can be timed it is the device that the network lies on. Nobody's random numbers are used up.
@@ -89,12 +89,16 @@ def training(
             made = {Way(device): _step(network, args, Way(device), dtype, tune, recompute) for device in found}
             steps = {way: step for way, step in made.items() if step is not None}
             times = timed(steps)
+            failed = ""
             if tune != "none" and times[cpu] <= HOPEFUL * min(times.values()):
                 compiled = Way(cpu.device, compiled=True)
-                if (step := _step(network, args, compiled, dtype, "full", recompute)) is not None:
-                    times = timed({**steps, compiled: step})
+                try:
+                    if (step := _step(network, args, compiled, dtype, "full", recompute)) is not None:
+                        times = timed({**steps, compiled: step})
+                except Exception as error:  # the compiler's, which makes no other time wrong
+                    failed = f"; compiled there it failed: {type(error).__name__}: {first_line(error)}"
             taken, said = fastest(times, "step")
-            return taken.device, "full" if taken.compiled else tune, said
+            return taken.device, "full" if taken.compiled else tune, said + failed
     except Exception as error:  # whatever the network or an example stumbles over: who prepares it on one device says more
         return there, tune, f'device="auto": no step could be timed, so {there} stays: {type(error).__name__}: {first_line(error)}'
 
@@ -164,7 +168,9 @@ def _step(
 
     def plainly() -> None:
         optimizer.zero_grad()
-        _loss(twin(given), target).backward()
+        with torch.autocast(device.type, dtype, dtype not in (None, torch.float32)):
+            loss = _loss(twin(given), target)
+        loss.backward()
         optimizer.step()
 
     return plainly

@@ -90,10 +90,10 @@ def _through_glu(gradient: Tensor, first: Tensor, second: Tensor | None, act: st
     maps = [*map(_readable, (gradient, gate, value))]
     sums = gradient.new_empty((2, gate.shape[-1]), dtype=torch.promote_types(gradient.dtype, torch.float32))
     made = [gradient.new_empty(t.shape) for t in (first, second) if t is not None]
-    found = [sums, *map(_readable, _halves(made[0], made[1] if second is not None else None, last))]
+    found = [sums, *map(_lying, _halves(made[0], made[1] if second is not None else None, last))]
     if again:
         made.append(gradient.new_empty(gate.shape))
-        found.append(_readable(made[-1]))
+        found.append(_lying(made[-1]))
     if kernels_run(gradient) and not glu_grad.supports(*maps, act=act, again=again):
         glu_grad.launch(*maps, act=act, again=again, out=tuple(found))
     else:
@@ -118,9 +118,14 @@ def _halves(first: Tensor, second: Tensor | None, last: bool) -> tuple[Tensor, T
 
 def _readable(tokens: Tensor) -> Tensor:
     """Return tokens (N, ..., C), halves of wider ones too, as a map that kernels read: where they lie, if that can be."""
-    n, *between, c = tokens.shape
-    seen = tokens.reshape(n, math.prod(between), 1, c).permute(0, 3, 1, 2)
+    seen = _lying(tokens)
     return _map(tokens) if unreadable(seen) else seen
+
+
+def _lying(tokens: Tensor) -> Tensor:
+    """Return tokens (N, ..., C), halves of wider ones too, as a map (N, C, L, 1): the very memory, if they lie in one piece."""
+    n, *between, c = tokens.shape
+    return tokens.reshape(n, math.prod(between), 1, c).permute(0, 3, 1, 2)
 
 
 def _map(tokens: Tensor) -> Tensor:

@@ -23,8 +23,12 @@ def begin(
     example: Any,
     tune: str,
     recompute: bool | None = None,
+    *,
+    first: str | None = None,
 ) -> FastTraining:
     """Make a model train fast, checked under the autocast that it will run under; arguments as `fast` takes them.
+
+    The `first` says what `tune` does, for the example's shape alone.
 
     Raises:
         ValueError: the model is on another device, or refuses the example.
@@ -38,7 +42,7 @@ def begin(
     if dtype is None and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
     dtype = asked.dtype_of(dtype, there)
-    made = FastTraining(network, dtype, tune, recompute)
+    made = FastTraining(network, dtype, first or tune, recompute)
     casts = None if dtype == torch.float32 else dtype
 
     def refuse(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, Any]) -> None:
@@ -46,8 +50,8 @@ def begin(
 
     try:
         args = asked.example_of(network, example, there, IMAGES.get(kind, 2), refuse)
+        made.prepare(args, casts)
     except asked.Untraceable as error:
         made.refuse(str(error))
-        return made
-    made.prepare(args, casts)
+    made.__dict__["tune"] = tune
     return made

@@ -66,12 +66,12 @@ EVEN = 1.02
 """One that keeps a map less stays where it is no slower than by a fiftieth."""
 
 
-def timer(device: torch.device) -> Timer:
-    """Return the clock of a device: a GPU's launches in a CUDA graph, a CPU's calls by the clock of the process."""
+def timer(device: torch.device) -> Timer | None:
+    """Return the clock of a device: a GPU's launches in a CUDA graph, a CPU's calls by the clock of the process; None of others."""
     from zoo.kernels.measuring.timing import NotCapturable, cpu_time_us, event_time_us, graph_time_us
 
     if device.type != "cuda":
-        return cpu_time_us
+        return cpu_time_us if device.type == "cpu" else None
 
     def time(call: Callable[[], object]) -> float:
         try:

@@ -44,7 +44,7 @@ class OnePass:
         if not is_plain(loss) or not self._fits(outputs, target):
             return loss(outputs, target)
         smoothing: float = loss.label_smoothing  # pyright: ignore[reportFunctionMemberAccess]
-        key = outputs.shape, outputs.dtype, target.dtype, smoothing
+        key = outputs.shape, outputs.dtype, target.shape, target.dtype, smoothing
         agrees = self.agrees.get(key)
         if agrees is None and not (
             outputs.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -69,14 +69,14 @@ class OnePass:
         return outputs.dtype == torch.float32 or (casts and outputs.dtype in kernels.HALF)
 
     def _compared(self, loss: Callable[[Any, Any], Tensor], logits: Tensor, target: Tensor, smoothing: float) -> bool | None:
-        """Tell whether loss and gradient are PyTorch's; None where PyTorch's are no numbers, which says nothing.
+        """Tell whether loss and gradient are PyTorch's; None where PyTorch has none, or they are no numbers, which says nothing.
 
         What fails, as a compiler that isn't there, is said once and leaves the loss to PyTorch.
         """
+        found: list[list[Tensor]] = []
         target = target.clone()  # where a graph's own will lie: at an even address
         try:
             with torch.enable_grad(), torch.cuda.device_of(logits):
-                found: list[list[Tensor]] = []
                 for compute in (lambda z: loss(z.float(), target), lambda z: kernels.cross_entropy(z, target, smoothing)):
                     given = logits.clone().requires_grad_()
                     value = compute(given)
@@ -88,7 +88,9 @@ class OnePass:
                     bool((mine - right).norm() <= most * right.norm() + 1e-30) for right, mine, most in zip(*found, allowed, strict=True)
                 )
                 reason = "" if fits else "its first result differed"
-        except Exception as error:  # the compiler of kernels has errors of its own; the loss's come again when it is called
+        except Exception as error:  # the compiler of kernels has errors of its own
+            if not found:  # it is the loss's, and comes again when that is called
+                return None
             reason = f"{type(error).__name__}: {first_line(error)}"
         if reason:
             warnings.warn(f"cross-entropy is computed by PyTorch and not in one pass by a kernel: {reason}", stacklevel=stacklevel())

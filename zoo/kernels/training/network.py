@@ -91,7 +91,7 @@ class FastTraining(nn.Module):
         if not self.training:
             self._warn_of_eval()
             return network(*args, **kwargs)
-        self.is_told_of_eval()
+        self.expect_eval()
         leaves, form = _flat(args, kwargs)
         key, self.__dict__["_seen"] = _kind_of_call(network, leaves, form)
         for _ in range(2):
@@ -108,14 +108,14 @@ class FastTraining(nn.Module):
         """Warn once of a network that seems to be trained in eval mode: its answers ask for gradients, and it never trained before."""
         if self._knows_eval or not torch.is_grad_enabled() or not any(p.requires_grad for p in self.parameters()):
             return
-        self.is_told_of_eval()
+        self.expect_eval()
         warnings.warn(
             "the network is in eval mode, so it runs as it is, and its BatchNorms learn no statistics; call model.train() before training, "
             "or torch.no_grad() around what only looks",
             stacklevel=stacklevel(),
         )
 
-    def is_told_of_eval(self) -> None:
+    def expect_eval(self) -> None:
         """Note that nobody needs to be warned of eval mode any more: somebody was, or the network was called in train mode."""
         self.__dict__["_knows_eval"] = True
 
@@ -129,6 +129,8 @@ class FastTraining(nn.Module):
         with torch.autocast(device_of(args).type, casts, casts is not None):
             leaves, form = _flat(args, {})
             key, self.__dict__["_seen"] = _kind_of_call(self.network, leaves, form)
+            if self.training:
+                self.expect_eval()
             if self.training and key is not None:
                 self._plan(key, args, {})
                 return
@@ -158,11 +160,12 @@ class FastTraining(nn.Module):
             if (plan := self._plans.get(key)) is not None:
                 return plan
             shapes = [tuple(tensor.shape) for tensor in tensors_of((args, kwargs))]
+            learns = torch.is_grad_enabled()  # which is on while this is checked
             try:
                 hooks = torch.autograd.graph.saved_tensors_hooks(as_is, as_is)
                 # what the check saves is not for a checkpoint around this call
                 with torch.inference_mode(False), hooks, stopwatch() as seconds:
-                    found = checked(self.network, args, kwargs, self._known, self._clock(args, kwargs))
+                    found = checked(self.network, args, kwargs, self._known, self._clock(args, kwargs), learns)
                 plan = _Plan(found.replay, found.replay.at(self.network), PlanReport(shapes, found.rows, found.parity, found.notes))
                 plan.report.seconds = seconds
             except Untraceable as error:

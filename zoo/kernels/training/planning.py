@@ -51,6 +51,8 @@ class Known:
     """Launch parameters that are tried for each kernel before it is timed."""
     recompute: bool | None = None
     """What of `remade` is asked for."""
+    lost: set[Any] = field(default_factory=set)
+    """Kinds of recordings, as of `verdicts`, for which a CPU's compiler lost: it isn't asked again for another number of images."""
 
     def keep(self, device: torch.device) -> None:
         """Use what earlier processes have measured on a device, and keep what this one will."""
@@ -59,13 +61,18 @@ class Known:
 
 
 def checked(
-    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], known: Known, clock: choosing.Timer | None = None
+    network: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    known: Known,
+    clock: choosing.Timer | None = None,
+    learns: bool = True,
 ) -> Checked:
     """Record a network, and replace of its chains those that compute what they should and are faster.
 
     The network is in the mode to be recorded, under the autocast to be recorded. What is found is added to `known`. The `clock` times
     chains, so that none stays that is slower than PyTorch, and PyTorch's compiler; on a CPU, whose chains are PyTorch's functions, the
-    compiler alone. None times nothing.
+    compiler alone. None times nothing. Without gradients, where nothing `learns`, the compiler is not asked.
 
     Raises:
         Untraceable: it can't be recorded, or without any chain a replay still computes something else; here or in another process.
@@ -101,7 +108,7 @@ def checked(
         ours, theirs = choosing.measured(recording, chain, known.times)
         name, shape = "aten" if chain.note else chain.op, recording.values[chain.makes].shape
         rows.append(Row(chain.layers, name, shape, theirs if chain.note else ours, theirs, note=chain.note))
-    if clock is None or not torch.is_grad_enabled():
+    if clock is None or not learns or key in known.lost:
         replay = replay_of(recording, steps, counted, known.recompute, verdict.beside)
     else:
         with phase("comparing"):
@@ -110,6 +117,10 @@ def checked(
             won = served(contest, slow | verdict.without, known.recompute, verdict.beside)
         replay, worst = won.replay, _worst(won.errors) or worst
         notes += won.notes
+        if not own and won.way == "chains":
+            known.lost.add(key)
+            if not won.notes:
+                notes.append("PyTorch's compiler was given nothing: no calls side by side are such that it may gain by them")
         if won.way == "whole":
             rows = []
         rows += [_row(recording, segment) for segment in stretches_of(replay)]

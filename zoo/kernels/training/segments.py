@@ -262,7 +262,7 @@ class Segment:
 
 _TOGETHER: dict[str, Callable[[Recording, Sequence[Call], Sequence[int]], list[Call]]] = {
     "windows": lambda *stretch: attended(*stretch),
-    "norms and GELU": lambda *stretch: fused(*stretch),
+    "norms and activations": lambda *stretch: fused(*stretch),
 }
 """What puts calls together whose way back is a kernel's, by what `why` calls it."""
 

@@ -124,7 +124,7 @@ class FastStep:
             )
             for module in self.model.modules():
                 if getattr(type(module), "trains_fast", False):
-                    module.is_told_of_eval()  # pyright: ignore[reportCallIssue]
+                    module.expect_eval()  # pyright: ignore[reportCallIssue]
         if not self._began:
             self._began = True
             _warn_of_left_out(self.model, self.optimizer)

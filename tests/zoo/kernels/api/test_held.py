@@ -47,6 +47,10 @@ def _come(network: Network) -> None:
     network.act.register_buffer("more", torch.zeros(1))
 
 
+def _come_at_once(network: Network) -> None:
+    network.act._buffers.update({"more": torch.zeros(1)})
+
+
 def _none(network: Network) -> None:
     network.layer.bias = None
 
@@ -55,7 +59,7 @@ def _past_the_module(network: Network) -> None:
     network.layer._parameters["weight"] = nn.Parameter(torch.zeros(3, 3))
 
 
-@pytest.mark.parametrize("change", [_parameter, _buffer, _layer, _gone, _come, _none, _past_the_module])
+@pytest.mark.parametrize("change", [_parameter, _buffer, _layer, _gone, _come, _come_at_once, _none, _past_the_module])
 def test_what_is_replaced_is_seen_until_it_is_back(change: Callable[[Network], None], network: Network) -> None:
     before = [(one, dict(one)) for module in network.modules() for one in (module._parameters, module._buffers, module._modules)]
     found = Held(network)

@@ -123,6 +123,35 @@ def test_the_cpus_compiler_competes_where_it_may_win(
     assert (Way(CPU, compiled=True) in tried) == (eager < 5)
 
 
+def test_a_compiler_that_fails_leaves_the_other_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(network: Any, args: Any, way: Way, *more: Any) -> Callable[[], object]:
+        if way.compiled:
+            raise RuntimeError("it broke")
+        return lambda: 2.0 if way.device == CPU else 1.0
+
+    monkeypatch.setattr(placing, "devices", lambda: [CPU, SECOND])
+    monkeypatch.setattr(placing, "_step", step)
+    monkeypatch.setattr(placing, "_milliseconds", lambda call, device: call())
+    taken, tune, line = placing.training(Sequence(), torch.randn(2, 5, 3), None, "quick", None)
+    assert (taken, tune) == (SECOND, "quick")
+    assert line.endswith("so cpu:0 was taken; compiled there it failed: RuntimeError: it broke")
+
+
+def test_a_plain_step_computes_in_the_dtype_that_is_asked_for() -> None:
+    seen: list[torch.dtype] = []
+
+    class Noting(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            seen.append(super().forward(input).dtype)
+            return super().forward(input)
+
+    for dtype in (None, torch.float32, torch.bfloat16):
+        step = placing._step(Noting(3, 3), (torch.zeros(1, 3),), Way(CPU), dtype, "none", None)
+        assert step is not None
+        step()
+    assert seen == [torch.float32, torch.float32, torch.bfloat16]
+
+
 def test_a_network_that_is_moved_to_the_compilers_cpu_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "devices", lambda: [CPU, SECOND])
     monkeypatch.setattr(placing, "_milliseconds", lambda call, device: 1.0 if "compiled" in call.__qualname__ else (call(), 2.0)[1])
@@ -144,6 +173,9 @@ def test_a_network_that_is_moved_to_the_compilers_cpu_is_compiled(monkeypatch: p
     model = fast(own, "auto", train=True, example=torch.randn(2, 4))
     assert [row.kernel for row in why(model).rows] == ["compiled"]
     assert "so cpu compiled was taken" in str(why(model))
+    model(torch.randn(3, 4))  # another shape than the example's is not compiled
+    assert why(model).rows == []
+    assert next(times, None) is None
 
 
 @pytest.mark.parametrize(

@@ -547,6 +547,30 @@ def test_full_tuning_tries_the_compiler_on_a_cpu(monkeypatch: pytest.MonkeyPatch
     assert "nothing is timed" in str(why(fast(own, train=True, example=x)))
 
 
+def test_on_a_cpu_the_compiler_is_not_asked_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def noting(graph: fx.GraphModule, given: Sequence[object]) -> object:
+        asked.append(1)
+        return graph.forward
+
+    times = iter([1_000.0, 2_000.0, 1_000.0, 2_000.0, 1_000.0])
+    monkeypatch.setattr(segments, "graph_compiled", noting)
+    monkeypatch.setattr(training_network, "timer", lambda device: lambda call: (call(), next(times))[1])
+    own = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2)).train()
+    model = fast(own, train=True, tune="full", example=torch.randn(2, 4))
+    assert len(asked) == 1
+    model(torch.randn(3, 4))  # it lost, and would for another number of images
+    assert len(asked) == 1
+    dropping = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
+    assert "PyTorch's compiler was given nothing" in str(why(fast(dropping, train=True, tune="full", example=torch.randn(2, 4))))
+    model = fast(own, train=True, tune="full", example=torch.randn(2, 4))
+    with torch.no_grad():  # in which a compiled way would not be used
+        model(torch.randn(2, 4))
+    assert len(asked) == 2
+    assert next(times, None) is None
+
+
 def test_a_compiler_that_fails_on_a_cpu_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(graph: fx.GraphModule, given: Sequence[object]) -> object:
         raise RuntimeError("no C++ compiler")

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from zoo.kernels.differentiable import residual_streams as operators
+from zoo.kernels.ops import _layout
 from zoo.kernels.training import kernels
 from zoo.kernels.training import residual_streams as streams
 from zoo.kernels.training import segments as segments_of
@@ -358,6 +359,19 @@ def test_what_swiglu_makes_is_not_kept_for_the_product_behind(packed: bool, lear
     like([*found[len(read) : -1]], [half.sum((0, 1)) for half in halves], 2e-5)
     assert (found[-1] is not None) == learns
     assert found[-1] is None or off_by(found[-1], right[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_maps_beyond_the_kernels_reach_are_gone_back_through_by_pytorch(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_layout, "LARGEST", 200)
+    first, second = torch.randn(2, 5, 64 if packed else 32), None if packed else torch.randn(2, 5, 32)
+    sums, *made = operators._through_glu(torch.randn(2, 5, 32), first, second, "silu", False, True)
+    halves = made[0].chunk(2, -1) if packed else made[:2]
+    like(
+        [*sums, made[-1]],
+        [half.sum((0, 1)) for half in halves] + [F.silu((g := first.chunk(2, -1) if packed else (first, second))[0]) * g[1]],
+        1e-5,
+    )
 
 
 def off_by(got: Tensor, right: Tensor) -> float:

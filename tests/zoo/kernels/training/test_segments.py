@@ -295,11 +295,11 @@ def test_where_kernels_are_wrong_inside_of_a_stretch_the_compiler_gets_it_withou
     right = kernels.gelu_linear
     found = won(*tokens, [100.0, 110.0, 50.0, 70.0])
     assert (found.way, found.us) == ("islands", 50.0)
-    assert "norms and GELU back by kernels: 0.05 ms" in found.notes[0]
+    assert "norms and activations back by kernels: 0.05 ms" in found.notes[0]
     monkeypatch.setattr(kernels, "gelu_linear", lambda *given, **options: 1.1 * right(*given, **options))
     found = won(*tokens, [100.0, 110.0, 50.0, 60.0, 50.0, 70.0])
     assert (found.way, found.us) == ("islands", 60.0)
-    assert "norms and GELU back by kernels: not served, outputs" in found.notes[0]
+    assert "norms and activations back by kernels: not served, outputs" in found.notes[0]
     assert "between them: 0.06 ms" in found.notes[1]
 
 
