@@ -66,7 +66,7 @@ PAGES: dict[str, dict[str, str]] = {
         "stylize": """
             AdaIN Engstrom Johnson MobileStyle style_network StyleNetwork StyleRun StyleSettings styles stylize stylize_video train_style"""
     },
-    "zoo.kernels.training": {"training": "fast_step FastStep FastTraining"},
+    "zoo.kernels.training": {"training": "fast_step", "gpu": "FastStep FastTraining"},
 }
 """The page of every name that a package exports."""
 DATA = {
