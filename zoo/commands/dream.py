@@ -31,6 +31,7 @@ from zoo.commands.console import (
     value_of,
     writable,
 )
+from zoo.commands.interrupts import has_said
 
 if TYPE_CHECKING:
     from zoo.networks.model import Model
@@ -122,7 +123,8 @@ def dream(
             made.append({"image": str(images[0]), "film": str(film)})
         finished.end()
     except KeyboardInterrupt:
-        err.print("what was dreamed is kept: the same command resumes with it")
+        err.print("interrupted; what was dreamed is kept: the same command resumes with it")
+        has_said()
         raise
     if as_json:
         print_json([row | {"network": said} for row in made])

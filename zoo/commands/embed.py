@@ -30,6 +30,7 @@ from zoo.commands.console import (
     writable,
 )
 from zoo.commands.int8 import CalibrationOption, check_int8
+from zoo.commands.interrupts import has_said
 from zoo.pretrained.names import named
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def embed(
         todo = "give --calibration more images, --tolerance a larger number, or use --dtype bfloat16"
         raise typer.BadParameter(f"{refused}; {todo}", param_hint="--dtype") from None
     except KeyboardInterrupt:
-        err.print("finished parts are kept: the same command resumes with them")
+        err.print("interrupted; finished parts are kept: the same command resumes with them")
+        has_said()
         raise
     if as_json:
         print_json(report.facts())

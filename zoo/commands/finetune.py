@@ -30,6 +30,7 @@ from zoo.commands.console import (
     print_json,
     value_of,
 )
+from zoo.commands.interrupts import has_said
 from zoo.pretrained.run_folder import CONFIG
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ def finetune(
         raise FileExistsError(f"'{folder}' holds a run: {todo}") from None
     except KeyboardInterrupt as ended:
         err.print(escape(str(ended) if isinstance(ended, Stopped) else _left(named["out"]), lines=True), soft_wrap=True)
+        has_said()
         raise
     if int(os.environ.get("RANK", "0")) == 0:
         _show(run, as_json)
@@ -277,8 +279,8 @@ def _show(run: Run, as_json: bool) -> None:
 def _left(folder: Path) -> str:
     """Say what is there of a run that was ended in the middle of something."""
     if not (folder / CONFIG).is_file():
-        return "nothing of the run is kept, for it had not begun to learn: the same command begins it again"
-    return f"the steps since the last save are lost; go on with: zoo finetune --resume {folder}"
+        return "interrupted; nothing of the run is kept, for it had not begun to learn: the same command begins it again"
+    return f"interrupted; the steps since the last save are lost; go on with: zoo finetune --resume {folder}"
 
 
 def _settings() -> dict[str, Any]:

@@ -27,6 +27,7 @@ _heard: list[int] = []
 def answer_by_exception() -> None:
     """Let SIGINT raise KeyboardInterrupt, from here on, so that a command can put its things in order."""
     _heard.clear()
+    _said.clear()
     signal.signal(signal.SIGINT, _raise)
 
 
@@ -46,8 +47,19 @@ def start_torch() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def has_said() -> None:
+    """Note that the command has said itself what an interrupt leaves, so that no general line is written behind it."""
+    _said.append(True)
+
+
+_said: list[bool] = []
+
+
 def say_interrupted() -> int:
-    """Write the line; returns the exit code."""
+    """Write the line, unless the command has written one of its own; returns the exit code."""
+    if _said:
+        _said.clear()
+        return 130
     with contextlib.suppress(OSError):  # where nobody listens any more
         sys.stderr.write(f"{INTERRUPTED}\n")
         sys.stderr.flush()

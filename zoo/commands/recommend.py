@@ -12,6 +12,7 @@ import typer
 from weights.wording import counted, escape
 from zoo.commands.completion import files, names
 from zoo.commands.console import DeviceOption, JsonOption, QuietOption, err, makeable, out, png, print_json, value_of
+from zoo.commands.interrupts import has_said
 
 if TYPE_CHECKING:
     from zoo.recommendation import Recommendation
@@ -81,7 +82,8 @@ def recommend(
     try:
         found = compare(data, False if no_labels else labels, budget, **options)
     except KeyboardInterrupt:
-        err.print("what is finished is kept: the same command resumes with it")
+        err.print("interrupted; what is finished is kept: the same command resumes with it")
+        has_said()
         raise
     drawn = None if picture is None else found.picture(picture)
     if as_json:

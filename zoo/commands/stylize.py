@@ -12,6 +12,7 @@ import typer
 from weights.wording import counted, escape
 from zoo.commands.completion import files
 from zoo.commands.console import DeviceOption, JsonOption, QuietOption, err, fail, makeable, out, print_json, unused, value_of, writable
+from zoo.commands.interrupts import has_said
 from zoo.stylizing.named import UNSTATED, USUAL, styles
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ def train_style(
     except KeyboardInterrupt as ended:
         if isinstance(ended, Stopped):
             err.print(escape(str(ended)), soft_wrap=True)
+            has_said()
         raise
     _show(run, as_json)
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -345,6 +346,10 @@ def test_a_run_that_is_interrupted_early_is_promised_only_what_is_kept(
     said = capsys.readouterr().err
     assert (f"zoo finetune --resume {run}" in said) == begun
     assert ("nothing of the run is kept" in said) != begun
+    assert said.count("\n") == said.count("interrupted; ") == 1  # and no second line that promises more
+    monkeypatch.setattr("zoo.commands.networks.search", Mock(side_effect=KeyboardInterrupt))
+    assert main(["list"]) == 130
+    assert "is kept for next time" in capsys.readouterr().err
 
 
 def test_a_missing_picture_spoils_no_other_and_has_its_own_exit_code(photo: Path, capsys: pytest.CaptureFixture[str]) -> None:

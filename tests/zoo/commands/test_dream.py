@@ -84,7 +84,9 @@ def test_an_interrupted_picture_resumes_and_what_was_there_stays_until_it_is_don
     with monkeypatch.context() as patch:
         patch.setattr(watching, "watched", stopping(2))
         assert main(["dream", "sky.png", "-o", "dream.png", "--replace", *QUICK]) == 130
-    assert "what was dreamed is kept: the same command resumes with it" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "interrupted; what was dreamed is kept: the same command resumes with it" in said
+    assert "next time" not in said
     assert (work / "dream.png").read_bytes() == b"mine"
     assert (work / "dream.png.unfinished").is_file()
     assert main(["dream", "sky.png", "-o", "dream.png", "--replace", *QUICK]) == 0
