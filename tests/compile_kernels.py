@@ -43,7 +43,7 @@ def refused(op: ModuleType, dtype: torch.dtype) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compile what is asked for, and say what can't be."""
+    """Compile the named ops' kernels, and name each that is refused."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n\n")[0])
     parser.add_argument("--ops", default="", help="names with commas between; all if left out")
     parser.add_argument("--dtypes", default="bfloat16", help="of the maps")

@@ -37,8 +37,9 @@ _dict_version = _dictionary_version()
 class Held:
     """Parameters, buffers and layers of a network at one moment.
 
-    Behind a call of some milliseconds the caches hold nothing of them: for MobileNetV2 on a CPU, versions of 314 tensors take 70 us then,
-    those of 642 dictionaries 26, and comparing all objects in them 80. So objects are compared where a dictionary was changed.
+    Behind a call of some milliseconds the caches hold nothing of them. By a loop that was not kept, MobileNetV2's 314 tensors take 70 us
+    to tell their versions, its 642 dictionaries 26, and comparing all objects in them takes 80. So objects are compared where a dictionary
+    was changed.
 
     Args:
         network: in it, TorchScript's modules hold no dictionaries, and can't be changed.

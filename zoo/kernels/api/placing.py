@@ -22,7 +22,8 @@ WARMUPS, LEAST, MOST, SECONDS = 6, 5, 50, 0.5
 IMAGES = 16
 """Images of a step that is timed where no example is given."""
 HOPEFUL = 5.0
-"""How many times the fastest step a CPU's may take for PyTorch's compiler to be tried there: it was up to five times as fast as without."""
+"""How many times the fastest step a CPU's may take for PyTorch's compiler to be tried there. It made steps up to three times as fast in the
+table of `recipes/recurrent.py --times`; the rest is room for other networks."""
 ALONE = 'device="auto": no CUDA device is there, so the CPU was taken'
 
 

@@ -56,7 +56,7 @@ def _(
 
 @torch.library.custom_op("kernelzoo::gelu", mutates_args=())
 def _activated(before: Tensor, act: str) -> Tensor:
-    """Compute GELU, or what is named instead, of tokens (N, ..., C)."""
+    """Compute an activation, GELU for one, of tokens (N, ..., C)."""
     read = _map(before)
     if not kernels_run(read) or pointwise.supports(read, act=act):
         return ACTIVATIONS[act](before.contiguous())

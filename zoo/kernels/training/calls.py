@@ -112,6 +112,15 @@ def hanging_on(values: Sequence[Value], calls: Sequence[Call], given: Iterable[i
             return found
 
 
+def readers_of(calls: Sequence[Call]) -> dict[int, list[int]]:
+    """Return the places of the calls that read each value, in their order; one that reads it twice stands there once."""
+    found: dict[int, list[int]] = {}
+    for index, call in enumerate(calls):
+        for number in dict.fromkeys(call.reads):
+            found.setdefault(number, []).append(index)
+    return found
+
+
 def plainly(call: Call) -> bool:
     """Tell whether a call is made under the caller's autograd and autocast."""
     return call.grad and call.autocast is None

@@ -46,9 +46,8 @@ class OnePass:
         smoothing: float = loss.label_smoothing  # pyright: ignore[reportFunctionMemberAccess]
         key = outputs.shape, outputs.dtype, target.shape, target.dtype, smoothing
         agrees = self.agrees.get(key)
-        if agrees is None and not (
-            outputs.is_cuda and torch.cuda.is_current_stream_capturing()
-        ):  # in which no comparison can be waited for
+        captures = outputs.is_cuda and torch.cuda.is_current_stream_capturing()  # in which no comparison can be waited for
+        if agrees is None and not captures:
             agrees = self._compared(loss, outputs.detach(), target, smoothing)
             if agrees is not None:
                 self.agrees[key] = agrees
@@ -71,7 +70,7 @@ class OnePass:
     def _compared(self, loss: Callable[[Any, Any], Tensor], logits: Tensor, target: Tensor, smoothing: float) -> bool | None:
         """Tell whether loss and gradient are PyTorch's; None where PyTorch has none, or they are no numbers, which says nothing.
 
-        What fails, as a compiler that isn't there, is said once and leaves the loss to PyTorch.
+        An error of the kernel is said once. PyTorch computes the loss then.
         """
         found: list[list[Tensor]] = []
         target = target.clone()  # where a graph's own will lie: at an even address

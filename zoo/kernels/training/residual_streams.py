@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from zoo.kernels.activations import QUICK
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import DROPOUT, arguments, hanging_on, plainly
+from zoo.kernels.training.calls import DROPOUT, arguments, hanging_on, plainly, readers_of
 from zoo.kernels.training.record import Call, Recording, Ref
 
 _ADD = {"add", "__add__", "__radd__"}
@@ -58,10 +58,7 @@ class _Streams:
         self.values, self.given, self.wanted = recording.values, list(calls), set(wanted)
         self.drawn = hanging_on(recording.values, recording.calls)
         self.makers = {number: index for index, call in enumerate(calls) for number in call.makes}
-        self.readers: dict[int, list[int]] = {}
-        for index, call in enumerate(calls):
-            for number in dict.fromkeys(call.reads):
-                self.readers.setdefault(number, []).append(index)
+        self.readers = readers_of(calls)
         self.written = {memory for call in calls for memory in call.writes}
         self.free = 1 + max([len(self.values), *(number for call in calls for number in call.makes)])
         self.instead: dict[int, Call | None] = {}

@@ -1,4 +1,4 @@
-"""Find attention inside windows among the calls that PyTorch's compiler is given: what is added to its logits learns, as in Swin.
+"""Find attention inside windows among the calls that PyTorch's compiler is given. Its bias learns, as in Swin.
 
 Networks write it as products and a softmax, with maps of all pairs of a window's pixels between them. Here the calls from the queries,
 keys and values to the tokens that the last product gets become one.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from zoo.kernels.training import kernels
-from zoo.kernels.training.calls import DROPOUT, arguments, hanging_on, plainly
+from zoo.kernels.training.calls import DROPOUT, arguments, hanging_on, plainly, readers_of
 from zoo.kernels.training.record import Call, Recording, Ref
 
 _SHAPES = {"reshape", "view", "flatten", "unflatten", "contiguous"}
@@ -54,10 +54,7 @@ class _Windows:
     def __init__(self, recording: Recording, calls: Sequence[Call], wanted: Sequence[int]) -> None:
         self.recording, self.values, self.given, self.wanted = recording, recording.values, list(calls), set(wanted)
         self.makers = {number: index for index, call in enumerate(calls) for number in call.makes}
-        self.readers: dict[int, list[int]] = {}
-        for index, call in enumerate(calls):
-            for number in dict.fromkeys(call.reads):
-                self.readers.setdefault(number, []).append(index)
+        self.readers = readers_of(calls)
         self.written = {memory for call in calls for memory in call.writes}
         self.ever_written = {memory for call in recording.calls for memory in call.writes}
         buffers = [v.number for v in self.values if v.place in recording.buffers or v.constant is not None]
@@ -185,7 +182,7 @@ class _Windows:
         return call.name in ("transpose", "swapaxes") and sorted(a % 4 for a in axes if isinstance(a, int)) == [one, other]
 
     def _logits(self, number: int, shape: tuple[int, ...]) -> _Found | None:
-        """Follow logits (windows, heads, T, T) back to the product of queries and keys, through what is added to them."""
+        """Follow logits (windows, heads, T, T) back through their sums to the product of queries and keys."""
         bias = mask = None
         windows, factor, summed = 1, 1.0, True
         inner: set[int] = set()
@@ -286,6 +283,6 @@ class _Windows:
 
 
 def _reshaped(tokens: Any, bias: Any, mask: Any, *, heads: int, factor: float, shapes: tuple[tuple[int, ...], ...]) -> Any:
-    """Attend, with what is added to logits in the shapes (heads, T, T) and (windows, T, T)."""
+    """Attend. The bias has the shape (heads, T, T), the mask (windows, T, T)."""
     bias, mask = (None if t is None else t.reshape(shape) for t, shape in zip((bias, mask), shapes, strict=True))
     return kernels.window_attention(tokens, bias, mask, heads=heads, factor=factor)
