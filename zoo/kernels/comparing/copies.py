@@ -44,12 +44,20 @@ def with_tensors(network: nn.Module, made: Callable[[Tensor], Tensor]) -> nn.Mod
     return copy.deepcopy(network, memo)
 
 
+def compacted(network: nn.Module) -> nn.Module:
+    """Put the weights of each recurrent layer into one piece of memory, where cuDNN wants that: else it warns and copies them in every call."""
+    for module in network.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
+    return network
+
+
 def on_device(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:
     """Return a copy of the network in eval mode on a device, without a second copy on the way."""
     twin = with_tensors(network, lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None, copy=True))
     if any(isinstance(module, torch.jit.ScriptModule) for module in twin.modules()):  # whose copies don't heed the memo
         twin = twin.to(device, dtype)
-    return twin.eval()
+    return compacted(twin.eval())
 
 
 def channels_last(module: nn.Module) -> nn.Module:

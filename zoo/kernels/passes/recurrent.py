@@ -31,10 +31,26 @@ def recurrent(
         The outputs, as `x` lies, and the last states.
     """
     first: Any = states if kind == "lstm" else states[0]
+    if x.is_cuda:
+        weights = _in_one_piece(kind, x, states, weights, biased, layers, both_ways, images_first)
     return [
         part.clone(memory_format=torch.contiguous_format)
         for part in _OF[kind](x, first, weights, biased, layers, 0.0, False, both_ways, images_first)
     ]
+
+
+def _in_one_piece(
+    kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], biased: bool, layers: int, both_ways: bool, images_first: bool
+) -> list[Tensor]:
+    """Return the weights in one piece of memory, as cuDNN wants them: it copies them itself otherwise, in every call, and warns of it."""
+    from torch.backends.cudnn import is_acceptable, rnn
+
+    if len({w.untyped_storage().data_ptr() for w in weights}) == 1 or not all(w.dtype == x.dtype and is_acceptable(w) for w in weights):
+        return weights
+    aliases = [weight.data for weight in weights]  # which are given other memory; the weights themselves stay where they are
+    mode, hidden = rnn.get_cudnn_mode(kind.upper()), states[0].shape[-1]
+    torch._cudnn_rnn_flatten_weight(aliases, 4 if biased else 2, x.shape[-1], mode, hidden, 0, layers, images_first, both_ways)
+    return aliases
 
 
 @recurrent.register_fake

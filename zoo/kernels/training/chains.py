@@ -175,7 +175,7 @@ def _kept_branch(finder: Finder, index: int, call: Call) -> Found:
         if not finder.untouched(reads, (index, after)) or not finder.hidden([number], after):
             return None
         placed = _chain(finder, "stochastic depth + residual", kernels.add_branch, reads, finder.calls[after].result, [index, after])
-        placed[0].keeps_no_map, placed[0].drawn = True, frozenset((int(share),))
+        placed[0].keeps_no_map, placed[0].yields, placed[0].drawn = True, True, frozenset((int(share),))
         return placed
     return None
 

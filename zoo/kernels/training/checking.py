@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.comparing.copies import groups
+from zoo.kernels.comparing.copies import compacted, groups
 from zoo.kernels.comparing.parity import ALLOWED, FLOAT32_FLOOR, Parity
 from zoo.kernels.comparing.precision import casts_of, products
 from zoo.kernels.comparing.sample_images import natural_images
@@ -107,7 +107,7 @@ class Check:
             moved = tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
             learns = tensor.is_floating_point() and (self.learning or tensor.requires_grad)
             memo[id(tensor)] = nn.Parameter(moved, learns) if id(tensor) in learning else moved
-        return shared.lonely(copy.deepcopy(self.network, memo))
+        return compacted(shared.lonely(copy.deepcopy(self.network, memo)))
 
     def leaves(self, dtype: torch.dtype | None, seed: int) -> list[Any]:
         """Return the flat arguments of a call, those of floating numbers asking for gradients."""

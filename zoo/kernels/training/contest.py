@@ -21,7 +21,7 @@ from zoo.kernels.training.choosing import Timer, Times
 from zoo.kernels.training.recompute import Remade, remade
 from zoo.kernels.training.record import Recording
 from zoo.kernels.training.replay import Replay, Step, Without
-from zoo.kernels.training.segments import Compiler, Segment, early, inductor, segments, stretches
+from zoo.kernels.training.segments import Compiler, Segment, early, inductor, segments, stretches, yielding
 from zoo.kernels.tuning.choices import Choice
 
 FASTER = 0.98
@@ -37,13 +37,23 @@ _SAID = {"islands": "chains, and PyTorch's compiler between them", "whole": "PyT
 
 @dataclass(slots=True)
 class Won:
-    """What is served: a replay, in which of `WAYS`, its errors where it was compared itself, and what there is to say of the others."""
+    """What is served.
+
+    Attributes:
+        replay: runs it.
+        way: which of `WAYS` it is.
+        errors: of it, where it was compared itself.
+        notes: what there is to say of the others.
+        us: microseconds of a call there and back, where it was timed.
+        without: chains that it doesn't use, and why.
+    """
 
     replay: Replay
     way: str = "chains"
     errors: dict[str, Parity] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     us: float | None = None
+    without: Without = field(default_factory=dict)
 
 
 class Contest:
@@ -83,10 +93,11 @@ class Contest:
     def won(self, without: Without, recompute: bool | None, beside: bool) -> Won:
         """Return the fastest way that is right; chains alone where nothing is faster by more than a measurement's error."""
         steps, _, counted = steps_of(self.recording, without)
-        served = Won(replay_of(self.recording, steps, counted, recompute, beside))
+        served = Won(replay_of(self.recording, steps, counted, recompute, beside), without=without)
+        between = without | yielding(self.recording, steps)
         if any(call.func is shared.shared_batch_norm for call in self.recording.calls):
             return served  # a process whose compiler takes longer would keep the others waiting
-        known, chains_us = self._known(), None
+        known, chains_us, operators = self._known(), None, 0.0
         if known == "chains":
             return served
         with casts_of(self.recording.device), shared.alone(), torch.enable_grad():
@@ -97,14 +108,18 @@ class Contest:
                     return served
             refused = False
             for way in [known] if known else self.ways:
-                if way == "whole" and "islands" in self.ways and not known and not refused and self._is_little(without):
+                if way == "whole" and "islands" in self.ways and not known and not refused and self._is_little(between):
                     continue  # what lies between chains was the whole, and would be compiled twice
-                steps, _, _ = steps_of(self.recording, without_any(self.recording) if way == "whole" else without)
+                if way == "whole" and served.way == "islands" and served.us is not None and operators >= SURE * served.us:
+                    served.notes.append(f"{_SAID[way]}: not tried, for PyTorch's operators take {operators / served.us:.1f} times as long")
+                    continue
+                left = without_any(self.recording) if way == "whole" else between
+                steps, _, _ = steps_of(self.recording, left)
                 for fuses in (True, False):
                     replay = compiled(self.recording, steps, counted, self.compiler, recompute, beside, fuses)
                     if replay is None:  # nothing is left between chains
                         break
-                    served, refused = self._better(way, replay, served)
+                    served, refused = self._better(way, replay, left, served)
                     if not refused or not _fused(replay):
                         break
         if not known:
@@ -126,7 +141,7 @@ class Contest:
         taken = sum(len(chain.calls) for chain in steps_of(self.recording, without)[1] if not chain.note)
         return taken < FEW * len(self.recording.calls)
 
-    def _better(self, way: str, replay: Replay, served: Won) -> tuple[Won, bool]:
+    def _better(self, way: str, replay: Replay, left: Without, served: Won) -> tuple[Won, bool]:
         """Return the way if it is faster than what is served, and right. Else return what is served, with a note why.
 
         The second value tells whether the way was refused as wrong.
@@ -145,7 +160,7 @@ class Contest:
             return served, True
         beaten = f" instead of {served.us / 1000:.2f}" if served.us is not None else ""
         note = f"{_said(way, replay)}: {us / 1000:.2f} ms there and back{beaten}"
-        return Won(replay, way, errors, [*served.notes, note], us), False
+        return Won(replay, way, errors, [*served.notes, note], us, left), False
 
     def _step(self, replay: Replay) -> Callable[[], object]:
         """Return a call that runs a replay there and back on a copy of the network."""
@@ -190,7 +205,7 @@ def served(contest: Contest, without: Without, recompute: bool | None, beside: b
             torch.cuda.empty_cache()
         steps, _, counted = steps_of(contest.recording, without)
         note = f"PyTorch's compiler was not compared: {type(error).__name__}: {first_line(error)}"
-        return Won(replay_of(contest.recording, steps, counted, recompute, beside), notes=[note])
+        return Won(replay_of(contest.recording, steps, counted, recompute, beside), notes=[note], without=without)
 
 
 def compiled(

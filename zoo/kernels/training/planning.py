@@ -20,8 +20,8 @@ from zoo.kernels.training.checking import Check, Verdict, replay_of
 from zoo.kernels.training.compiling import compile_chains
 from zoo.kernels.training.contest import WAYS, Contest, served, stretches_of
 from zoo.kernels.training.record import Recording, record
-from zoo.kernels.training.replay import Replay, Without
-from zoo.kernels.training.segments import Segment
+from zoo.kernels.training.replay import Chain, Replay, Without
+from zoo.kernels.training.segments import TAKEN, Segment
 from zoo.kernels.tuning.choices import Choices
 
 IMAGES = 16
@@ -100,41 +100,46 @@ def checked(
         verdict, outcome = Verdict(), Untraceable(f"it can't be checked: {type(error).__name__}: {first_line(error)}")
     verdict.without, slow = shared.agreed(recording.calls, outcome)
     known.verdicts[key], known.slow[shapes] = verdict, slow
-    steps, found, counted = steps_of(recording, slow | verdict.without)
+    without = slow | verdict.without
+    steps, _, counted = steps_of(recording, without)
     notes = [f"{kind}: {parity}" for kind, parity in verdict.errors.items()]
     worst = _worst(verdict.errors)
-    rows = []
-    for chain in found:
-        ours, theirs = choosing.measured(recording, chain, known.times)
-        name, shape = "aten" if chain.note else chain.op, recording.values[chain.makes].shape
-        rows.append(Row(chain.layers, name, shape, theirs if chain.note else ours, theirs, note=chain.note))
+    compiled: list[Row] = []
+    whole = False
     if clock is None or not learns or key in known.lost:
         replay = replay_of(recording, steps, counted, known.recompute, verdict.beside)
     else:
         with phase("comparing"):
             ways = WAYS[1:] if own else WAYS[-1:]
             contest = Contest(network, recording, args, kwargs, clock, known.times, ways=ways)
-            won = served(contest, slow | verdict.without, known.recompute, verdict.beside)
-        replay, worst = won.replay, _worst(won.errors) or worst
+            won = served(contest, without, known.recompute, verdict.beside)
+        replay, worst, without, whole = won.replay, _worst(won.errors) or worst, won.without, won.way == "whole"
         notes += won.notes
         if not own and won.way == "chains":
             known.lost.add(key)
             if not won.notes:
                 notes.append("PyTorch's compiler was given nothing: no calls side by side are such that it may gain by them")
-        if won.way == "whole":
-            rows = []
-        rows += [_row(recording, segment) for segment in stretches_of(replay)]
+        compiled = [_row(recording, segment) for segment in stretches_of(replay)]
+    found = [] if whole else [chain for chain in steps_of(recording, without)[1] if chain.note != TAKEN]
+    rows = [_chain_row(recording, chain, known.times) for chain in found]
     if replay.remade:
         notes.append(f"{len(replay.remade)} maps are not kept but computed again on the way back")
     if not own and clock is None:
         notes.append(
             f'on a {device.type.upper()} PyTorch\'s functions compute all of this, and nothing is timed; tune="full" tries its compiler'
         )
-    return Checked(replay, rows, worst, notes)
+    return Checked(replay, rows + compiled, worst, notes)
 
 
 def _worst(errors: dict[str, Parity]) -> Parity | None:
     return max(errors.values(), key=lambda p: p.fast / max(p.eager, 1e-12), default=None)
+
+
+def _chain_row(recording: Recording, chain: Chain, times: choosing.Times) -> Row:
+    """Return how `why` shows a chain: its kernel and time, or those of PyTorch's functions and the reason."""
+    ours, theirs = choosing.measured(recording, chain, times)
+    shape = recording.values[chain.makes].shape
+    return Row(chain.layers, "aten" if chain.note else chain.op, shape, theirs if chain.note else ours, theirs, note=chain.note)
 
 
 def _row(recording: Recording, segment: Segment) -> Row:

@@ -50,6 +50,7 @@ class Chain:
         frees: a map that what it stands for would keep for the way back is not kept.
         drawn: what it reads that hangs on no data, as random numbers do, and has no gradient.
         keeps_no_map: its gradient needs no map that it reads.
+        yields: it is left to PyTorch's compiler where that runs what makes its first map or what reads its result: both in one pass.
         remakes: what it makes can be made again from what it keeps anyway; then `run` is told so by `again=True`, and doesn't keep it.
     """
 
@@ -72,6 +73,7 @@ class Chain:
     frees: bool = False
     drawn: frozenset[int] = frozenset()
     keeps_no_map: bool = False
+    yields: bool = False
     remakes: bool = False
 
     @property

@@ -20,7 +20,7 @@ from zoo.kernels.compilation.inductor import graph_compiled
 from zoo.kernels.training.calls import DROPOUT, NEW, arguments, plainly
 from zoo.kernels.training.kernels import on_kernels
 from zoo.kernels.training.record import Call, Recording, Ref
-from zoo.kernels.training.replay import Beside, Bound, Step, bind, values_of
+from zoo.kernels.training.replay import Beside, Bound, Chain, Step, Without, bind, values_of
 from zoo.kernels.training.residual_streams import fused
 from zoo.kernels.training.shared import shared_batch_norm
 from zoo.kernels.training.windows import attended
@@ -159,6 +159,36 @@ def _compilable(recording: Recording, step: Step, own: set[int]) -> bool:
 
 _STATISTICS = {"running_mean", "running_var"}
 """Buffers that a compiled BatchNorm may write."""
+
+
+def yielding(recording: Recording, steps: Sequence[Step]) -> Without:
+    """Return the chains that yield to the compiler, by their key: it runs what makes the first map that they read, or reads what they make.
+
+    Stochastic depth behind a layer scale or before a layer norm, say, is one pass with it. Between convolutions it is a chain's.
+    """
+    makers = {number: step for step in steps for number in ((step.makes,) if isinstance(step, Chain) else step.makes)}
+    read: dict[int, list[Step]] = {}
+    for step in steps:
+        for number in step.reads:
+            read.setdefault(number, []).append(step)
+
+    def computes(step: Step | None) -> bool:
+        return isinstance(step, Call) and _compilable(recording, step, set()) and step.name not in _VIEWS | _LIBRARIES
+
+    def made(number: int) -> Step | None:
+        step = makers.get(number)
+        return made(step.reads[0]) if isinstance(step, Call) and step.name in _VIEWS and step.reads else step
+
+    def behind(number: int) -> list[Step]:
+        through = [step for step in read.get(number, ()) if isinstance(step, Call) and step.name in _VIEWS]
+        return [*read.get(number, ()), *(other for step in through for made in step.makes for other in behind(made))]
+
+    chains = [step for step in steps if isinstance(step, Chain) and step.yields]
+    return {chain.key: TAKEN for chain in chains if computes(made(chain.reads[0])) or any(map(computes, behind(chain.makes)))}
+
+
+TAKEN = "PyTorch's compiler takes it with what is around it"
+"""Why a chain that yields is not used."""
 
 
 def _worth(recording: Recording, calls: Sequence[Step]) -> bool:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tests.zoo.kernels.tensors import noise, off
 from zoo import fast, why
 from zoo.kernels.differentiable import add_branch
-from zoo.kernels.training import choosing, convolutions, kernels
+from zoo.kernels.training import choosing, convolutions, kernels, segments
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
 from zoo.kernels.training.replay import Replay
@@ -167,6 +167,37 @@ def test_a_sum_that_is_wrong_goes(found: None, monkeypatch: pytest.MonkeyPatch) 
     model = fast(Block("").train(), train=True, dtype=torch.float32, example=images())
     assert [row.kernel for row in why(model).rows if "stochastic" in row.kernel and not row.note] == []
     assert any("output" in row.note for row in why(model).rows)
+
+
+class Scaled(nn.Module):
+    """A block with a layer scale or a layer norm beside its stochastic depth, as `kind` says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.scale, self.behind = nn.Parameter(torch.rand(8, 1, 1)), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, kind = self.norm(self.conv(x)), self.kind
+        if kind == "a layer scale":
+            y = (y * self.scale).permute(0, 2, 3, 1).permute(0, 3, 1, 2)
+        if kind == "a product":
+            y = self.conv(y)
+        y = x + y * torch.empty((len(x), 1, 1, 1), dtype=y.dtype, device=y.device).bernoulli_(0.5).div_(0.5)
+        if kind == "a layer norm":
+            return self.behind(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.conv(y)
+
+
+@pytest.mark.parametrize(("kind", "yields"), [("", False), ("a product", False), ("a layer scale", True), ("a layer norm", True)])
+def test_a_sum_yields_to_the_compiler_where_that_runs_what_is_around_it(kind: str, yields: bool, found: None) -> None:
+    torch.manual_seed(0)
+    recording = record(Scaled(kind).train(), (images(),), {}, torch.device("cpu"))
+    steps, chains, _ = steps_of(recording, {})
+    sums = [chain.key for chain in chains if "stochastic" in chain.op]
+    assert len(sums) == 1
+    assert list(segments.yielding(recording, steps)) == sums * yields
 
 
 class Gate(nn.Module):
