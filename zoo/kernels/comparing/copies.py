@@ -45,7 +45,7 @@ def with_tensors(network: nn.Module, made: Callable[[Tensor], Tensor]) -> nn.Mod
 
 
 def compacted(network: nn.Module) -> nn.Module:
-    """Put the weights of each recurrent layer into one piece of memory, where cuDNN wants that: else it warns and copies them in every call."""
+    """Put the weights of each recurrent layer into one piece of memory: cuDNN warns else, and copies them at each call."""
     for module in network.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()

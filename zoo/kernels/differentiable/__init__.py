@@ -20,6 +20,7 @@ from zoo.kernels.differentiable.norms import batch_norm_act, conv_stats, conv_st
 from zoo.kernels.differentiable.norms import supports as batch_norm_act_refused
 from zoo.kernels.differentiable.pools import avg_pool, avg_pool_refused, max_pool, max_pool_refused, mean_and_map, mean_and_map_refused
 from zoo.kernels.differentiable.residual_streams import add_layer_norm, gelu, gelu_linear, glu, glu_linear
+from zoo.kernels.differentiable.response_norm import response_linear
 from zoo.kernels.differentiable.shortcut import shortcut_conv
 from zoo.kernels.differentiable.stem import refused as stem_conv_refused
 from zoo.kernels.differentiable.stem import stem_conv
@@ -34,6 +35,6 @@ __all__ = [
     "conv_bias_act", "conv_bias_act_refused", "conv_norm_act", "conv_norm_act_refused", "conv_stats", "conv_stats_refused",
     "cross_entropy", "dense_block", "dense_block_refused", "dense_layers", "depthwise_conv", "depthwise_conv_refused", "gelu",
     "gelu_linear", "glu", "glu_linear", "grouped_conv", "grouped_conv_refused", "kept_of", "made_again", "max_pool", "max_pool_refused",
-    "mean_and_map", "mean_and_map_refused", "norm_act_conv", "norm_act_conv_refused", "scale_channels", "scale_channels_refused",
-    "shortcut_conv", "stem_conv", "stem_conv_refused", "tuning", "window_attention", "window_attention_refused",
+    "mean_and_map", "mean_and_map_refused", "norm_act_conv", "norm_act_conv_refused", "response_linear", "scale_channels",
+    "scale_channels_refused", "shortcut_conv", "stem_conv", "stem_conv_refused", "tuning", "window_attention", "window_attention_refused",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,12 @@ Size = int | Sequence[int]
 def rows(x: Tensor) -> Tensor:
     """Return a map whose pixels lie in rows, as kernels read it."""
     return x if pixel_stride(x) else x.contiguous(memory_format=torch.channels_last)
+
+
+def as_map(tokens: Tensor) -> Tensor:
+    """Return tokens (N, ..., C) as a map (N, C, L, 1) in channels_last memory."""
+    n, *between, c = tokens.shape
+    return tokens.reshape(n, math.prod(between), 1, c).contiguous().permute(0, 3, 1, 2)
 
 
 def kept(x: Tensor | None) -> Tensor | None:

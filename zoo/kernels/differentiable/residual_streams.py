@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from zoo.kernels.differentiable.maps import as_map
 from zoo.kernels.ops import bias_act_grad, glu_grad, layer_norm_grad, pointwise
 from zoo.kernels.ops._activation import ACTIVATIONS
 from zoo.kernels.ops._layout import unreadable
@@ -35,8 +36,8 @@ def _through_norm(
     branch_dtype: torch.dtype | None,
 ) -> list[Tensor]:
     """Run the op of tokens (N, ..., C), as maps."""
-    beside, branch = (None if t is None else _map(t) for t in (beside, branch))
-    given = (_map(gradient), _map(total), mean, inverse, factor, beside, branch, scale, share)
+    beside, branch = (None if t is None else as_map(t) for t in (beside, branch))
+    given = (as_map(gradient), as_map(total), mean, inverse, factor, beside, branch, scale, share)
     ours = kernels_run(total) and not layer_norm_grad.supports(*given, branch_dtype=branch_dtype)
     sums, *made = (layer_norm_grad.launch if ours else layer_norm_grad.reference)(*given, branch_dtype=branch_dtype)
     if len(made) == 2 and made[1] is made[0]:  # the reference's, where nothing tells them apart
@@ -57,7 +58,7 @@ def _(
 @torch.library.custom_op("kernelzoo::gelu", mutates_args=())
 def _activated(before: Tensor, act: str) -> Tensor:
     """Compute an activation, GELU for one, of tokens (N, ..., C)."""
-    read = _map(before)
+    read = as_map(before)
     if not kernels_run(read) or pointwise.supports(read, act=act):
         return ACTIVATIONS[act](before.contiguous())
     return pointwise.launch(read, act=act).permute(0, 2, 3, 1).view(before.shape)
@@ -71,7 +72,7 @@ def _(before: Any, act: str) -> Tensor:
 @torch.library.custom_op("kernelzoo::gelu_grad", mutates_args=())
 def _through_gelu(gradient: Tensor, before: Tensor, act: str, again: bool) -> list[Tensor]:
     """Return the sums for the bias, the gradient before GELU and, if asked for again, GELU itself, of tokens (N, ..., C)."""
-    gradient, read = _map(gradient), _map(before)
+    gradient, read = as_map(gradient), as_map(before)
     ours = kernels_run(read) and not bias_act_grad.supports(gradient, read, act=act, again=again)
     sums, *made = (bias_act_grad.launch if ours else bias_act_grad.reference)(gradient, read, act=act, again=again)
     return [sums, *(one.permute(0, 2, 3, 1).contiguous().view(before.shape) for one in made)]
@@ -119,19 +120,13 @@ def _halves(first: Tensor, second: Tensor | None, last: bool) -> tuple[Tensor, T
 def _readable(tokens: Tensor) -> Tensor:
     """Return tokens (N, ..., C), halves of wider ones too, as a map that kernels read: where they lie, if that can be."""
     seen = _lying(tokens)
-    return _map(tokens) if unreadable(seen) else seen
+    return as_map(tokens) if unreadable(seen) else seen
 
 
 def _lying(tokens: Tensor) -> Tensor:
     """Return tokens (N, ..., C), halves of wider ones too, as a map (N, C, L, 1): the very memory, if they lie in one piece."""
     n, *between, c = tokens.shape
     return tokens.reshape(n, math.prod(between), 1, c).permute(0, 3, 1, 2)
-
-
-def _map(tokens: Tensor) -> Tensor:
-    """Return tokens (N, ..., C) as a map (N, C, L, 1) in channels_last memory."""
-    n, *between, c = tokens.shape
-    return tokens.reshape(n, math.prod(between), 1, c).contiguous().permute(0, 3, 1, 2)
 
 
 class _Stream(torch.autograd.Function):

@@ -1,8 +1,8 @@
-"""Find, among the calls that PyTorch's compiler is given, what kernels of ours go back through: sums, layer norms, GELU and SwiGLU.
+"""Find, among the calls that PyTorch's compiler is given, what kernels go back through: sums, layer norms, GELU, SwiGLU, response norms.
 
 The calls of a stretch come back with some of them put together: ``x + branch`` and ``layer_norm`` are one, with the layer scale and
 stochastic depth of that branch; ``gelu`` behind a product takes its bias's gradient, and so do ``silu(gate) * value`` behind one product
-or two, and a sum of a product that it adds.
+or two, and a sum of a product that it adds; GELU, a response norm and the product behind it are one call.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from zoo.kernels.activations import QUICK
 from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import DROPOUT, arguments, hanging_on, plainly, readers_of
 from zoo.kernels.training.record import Call, Recording, Ref
+from zoo.kernels.training.response_norms import NORMS, response_norm
 
 _ADD = {"add", "__add__", "__radd__"}
 _MUL = {"mul", "__mul__", "__rmul__", "multiply"}
@@ -71,9 +72,14 @@ class _Streams:
             if call.name == "layer_norm":
                 self._norm(index, call)
         for index, call in enumerate(self.given):
+            if call.name in NORMS:
+                self._response(index)
+        for index, call in enumerate(self.given):
+            if index in self.instead:
+                continue
             if call.name == "gelu":
                 self._gelu(index, call)
-            elif call.name in _MUL and index not in self.instead:
+            elif call.name in _MUL:
                 self._quick_gelu(index, call)
                 if index not in self.instead:
                     self._swiglu(index, call)
@@ -192,8 +198,7 @@ class _Streams:
                 held = call.args[_OUT_BIAS] if len(call.args) > _OUT_BIAS else None
                 first = isinstance(call.result, (tuple, list)) and call.result[0] == number
                 return index if first and isinstance(held, Ref) and self._is_bias(int(held), c) else None
-            given = arguments(call, DROPOUT) if call.name == "dropout" else None
-            idle = given is not None and not (given["p"] and given["training"])
+            idle = call.name == "dropout" and self._is_idle(index)
             if not (idle or self._keeps_channels(call)) or len(call.reads) != 1 or self.values[call.reads[0]].shape[-1] != c:
                 return None
             number = call.reads[0]
@@ -240,6 +245,42 @@ class _Streams:
         if given is not None and act is not None and isinstance(given["input"], Ref):
             self._activation(index, int(given["input"]), act, [])
 
+    def _response(self, index: int) -> None:
+        """Take GELU of a product with a bias, its response normalisation, and the product behind that."""
+        found = response_norm(self.values, self.given, self.readers, self._hidden, index)
+        if found is None or any(place in self.instead for place in found.places):
+            return
+        number, gone = found.y, [*found.places]
+        while (place := self.makers.get(number)) is not None and self.given[place].name == "dropout" and self._is_idle(place):
+            gone.append(place)
+            number = self.given[place].reads[0]
+            if self._alone(number) is None:
+                return
+        call = self.given[place] if place is not None and place not in self.instead else None
+        given = arguments(call, _GELU) if call is not None and call.name == "gelu" and plainly(call) and not call.writes else None
+        act = None if given is None else _GELUS.get(given["approximate"])
+        if place is None or given is None or act is None or not isinstance(given["input"], Ref):
+            return
+        before = int(given["input"])
+        product = self._alone(before)
+        if product is None or not self._is_biased_linear(product):
+            return
+        bias = self._bias_of(product)
+        args = (Ref(before), Ref(bias), Ref(found.scale), Ref(found.offset))
+        run = partial(kernels.response_linear, eps=found.eps, act=act)
+        if self._linear_behind(found.places[-1], before, run, args):
+            self._without_bias(product)
+            self.instead |= dict.fromkeys([*gone, place])
+
+    def _hidden(self, number: int) -> bool:
+        return number not in self.wanted and self.values[number].memory not in self.written
+
+    def _is_idle(self, place: int) -> bool:
+        """Tell whether a dropout drops nothing."""
+        call = self.given[place]
+        given = arguments(call, DROPOUT) if plainly(call) and not call.writes else None
+        return given is not None and not (given["p"] and given["training"])
+
     def _quick_gelu(self, index: int, call: Call) -> None:
         """Take a product with a sigmoid of 1.702 times the same."""
         two = None if call.writes else self._two(call, _MUL)
@@ -267,7 +308,7 @@ class _Streams:
         self.instead |= dict.fromkeys(inner)
         run = kernels.gelu if act == "gelu" else partial(kernels.gelu, act=act)
         self.instead[index] = replace(self.given[index], func=run, args=(Ref(before), Ref(bias)), kwargs={}, reads=(before, bias))
-        self._linear_behind(index, before, partial(kernels.gelu_linear, act=act))
+        self._linear_behind(index, before, partial(kernels.gelu_linear, act=act), self.instead[index].args)
 
     def _swiglu(self, index: int, call: Call) -> None:
         """Take the product of one half's SiLU and another, of one product with a bias or of two."""
@@ -291,7 +332,7 @@ class _Streams:
             args = (Ref(first), None if second is None else Ref(second), Ref(biases[0]), Ref(biases[1]) if len(biases) > 1 else None)
             reads = tuple(int(arg) for arg in args if arg is not None)
             self.instead[index] = replace(call, func=partial(kernels.glu, last=last), args=args, kwargs={}, reads=reads)
-            self._linear_behind(index, first, partial(kernels.glu_linear, last=last))
+            self._linear_behind(index, first, partial(kernels.glu_linear, last=last), args)
             return
 
     def _halves(self, gate: int, value: int, silu: int, mul: int) -> tuple[int, int | None, list[int], list[int], bool] | None:
@@ -318,38 +359,46 @@ class _Streams:
         made = self.values[call.makes[0]].shape[-1]
         return given is not None and isinstance(given["bias"], Ref) and self._is_bias(int(given["bias"]), made)
 
-    def _linear_behind(self, index: int, before: int, behind: Callable[..., Any]) -> None:
-        """Let the one product that reads an activation be one call with it, so that what the activation makes needn't be kept."""
+    def _linear_behind(self, index: int, before: int, behind: Callable[..., Any], args: tuple[Ref | None, ...]) -> bool:
+        """Let the one product that reads an activation be one call with it, so that what the activation makes needn't be kept.
+
+        Args:
+            index: the place of the activation.
+            before: what it reads first, to whose dtype the product rounds.
+            behind: computes both.
+            args: what it takes of the activation.
+
+        Returns:
+            Whether there is such a product.
+        """
         gone, number = [index], int(self.given[index].result)
         while True:
             readers = self.readers.get(number, [])
-            if len(readers) != 1 or number in self.wanted or self.values[number].memory in self.written:
-                return
+            if len(readers) != 1 or not self._hidden(number):
+                return False
             place = readers[0]
             call = self.given[place]
-            given = arguments(call, DROPOUT) if call.name == "dropout" and plainly(call) and not call.writes else None
-            if given is None or (given["p"] and given["training"]):
+            if call.name != "dropout" or not self._is_idle(place):
                 break
             gone.append(place)
             number = int(call.result)
         given = arguments(call, _LINEAR) if call.name == "linear" and plainly(call) and not call.writes else None
         if given is None or given["input"] != number or not isinstance(given["weight"], Ref) or given["weight"] == number:
-            return
+            return False
         if len(self.values[int(given["weight"])].shape) != 2:
-            return
+            return False
         held = self.instead.get(place, call)
         weight, shift = (given["weight"], given["bias"])
         learns = held is call  # else whoever adds the product takes its bias's gradient
         if self.values[int(call.result)].memory in self.written:  # what a function of ours makes of more axes may not be written to
-            return
+            return False
         if held is None or (not learns and held.func is not _linear) or self.values[int(call.result)].dtype != self.values[before].dtype:
-            return
-        activation = self.instead[index]
-        assert activation is not None
+            return False
         self.instead |= dict.fromkeys(gone)
-        args = (*activation.args, weight, shift)
+        args = (*args, weight, shift)
         reads = tuple(int(part) for part in args if part is not None)
         self.instead[place] = replace(call, func=partial(behind, learns=learns), args=args, kwargs={}, reads=reads)
+        return True
 
     def _dtype(self, number: int) -> torch.dtype:
         """Return the dtype that a norm's result may have: that to which its one reader rounds, else its own.

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from statistics import fmean
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.zoo.kernels.stretches import CPU, count, learnt, learnt_or_zeros, like, loss, made_of, same
 from zoo.kernels.differentiable import residual_streams as operators
 from zoo.kernels.ops import _layout
 from zoo.kernels.training import kernels
-from zoo.kernels.training import residual_streams as streams
 from zoo.kernels.training import segments as segments_of
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.contest import compiled
-from zoo.kernels.training.record import Call, Recording, record
+from zoo.kernels.training.record import record
 from zoo.kernels.training.segments import inductor
 
-CPU = torch.device("cpu")
 C = 16
 
 
@@ -70,69 +67,6 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, kept)
         return self.head(self.norm(x).mean(1))
-
-
-def same(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
-    """Compile nothing: the graph's functions, one after the other."""
-    return graph.forward
-
-
-def learnt(network: nn.Module, run: Callable[[Tensor], Tensor], images: Tensor) -> list[Tensor]:
-    torch.manual_seed(3)
-    out = run(images)
-    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    return [out.detach(), *torch.autograd.grad(loss(out), [images, *learning], allow_unused=True)]
-
-
-def loss(out: Tensor) -> Tensor:
-    """Weigh what comes out: the squares of a norm's result add up to the same, whatever it was of."""
-    return (out.float() * torch.arange(out.numel()).sin().view(out.shape)).sum()
-
-
-def made_of(network: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch, compiler: Any = same) -> tuple[Any, list[Call]]:
-    """Return a network's replay with its streams put together as on a GPU, and what its one stretch's calls are then."""
-    recording = record(network, (images,), {}, CPU)
-    seen: list[Call] = []
-
-    def noted(recording: Recording, calls: Any, wanted: Any) -> list[Call]:
-        assert not seen, "there is one stretch"
-        seen[:] = streams.fused(recording, calls, wanted)
-        return [*seen]
-
-    monkeypatch.setattr(segments_of, "on_kernels", lambda device: True)
-    monkeypatch.setattr(segments_of, "fused", noted)
-    steps, _, counted = steps_of(recording, {})
-    replay = compiled(recording, steps, counted, compiler, None, beside=True)
-    assert replay is not None
-    places = replay.at(network)
-    learnt(network, lambda x: replay(places, [x]), images)
-    return (lambda x: replay(places, [x])), seen
-
-
-def count(calls: list[Call]) -> dict[str, int]:
-    """Count what is put together, by what it is made of."""
-    found: dict[str, int] = {}
-    for call in calls:
-        func = getattr(call.func, "func", call.func)
-        if func is kernels.add_layer_norm:
-            given = [name for name, arg in zip(("branch", "bias", "scale", "share"), call.args[1:5], strict=True) if arg is not None]
-            name = " ".join(["norm", *given])
-        elif func in (kernels.gelu, kernels.gelu_linear, kernels.glu, kernels.glu_linear, streams._linear, streams._attention):
-            name = func.__name__.removeprefix("_")
-        elif call.name in ("layer_norm", "gelu", "add", "mul"):
-            name = f"PyTorch's {call.name}"
-        else:
-            continue
-        found[name] = found.get(name, 0) + 1
-    return found
-
-
-def like(got: list[Tensor], expected: list[Tensor], most: float) -> None:
-    for one, other in zip(got, expected, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert one.dtype == other.dtype
-            assert float((one - other).norm() / other.norm().clamp_min(1e-6)) < most
 
 
 @pytest.mark.parametrize(
@@ -323,14 +257,6 @@ def test_the_compiler_takes_swiglu(kind: str, monkeypatch: pytest.MonkeyPatch) -
     run, calls = made_of(network, images, monkeypatch, inductor)
     assert count(calls)["glu_linear"] == 1
     like(learnt_or_zeros(network, run, images), learnt_or_zeros(network, network, images), 2e-6)
-
-
-def learnt_or_zeros(network: nn.Module, run: Callable[[Tensor], Tensor], images: Tensor) -> list[Tensor]:
-    """Return what `learnt` does, of parameters that have no part in it nothing."""
-    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    out = run(images)
-    found = torch.autograd.grad(loss(out), [images, *learning], allow_unused=True, materialize_grads=True)
-    return [out.detach(), *found]
 
 
 @pytest.mark.parametrize("packed", [True, False])
