@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import IO, Any, Protocol
 
@@ -49,6 +50,29 @@ def send(pipe: IO[bytes], value: Any) -> None:
     pipe.flush()
 
 
+_share: list[int] = []
+"""Where `only` holds: which of every so many launches is compiled, how many that is, and launches so far."""
+
+
+@contextmanager
+def only(share: int, shares: int) -> Iterator[None]:
+    """Compile one of every so many launches of what runs meanwhile: other processes that run the same compile the rest."""
+    _share[:] = share, shares, 0
+    try:
+        yield
+    finally:
+        _share.clear()
+
+
+def _is_ours() -> bool:
+    """Tell whether this process compiles the launch that comes."""
+    if not _share:
+        return True
+    share, shares, count = _share
+    _share[2] += 1
+    return count % shares == share
+
+
 def stop_at_launch(capability: int) -> None:
     """Make every launch of this process compile for a GPU of this capability, and do no more."""
     from triton.backends.compiler import GPUTarget
@@ -69,6 +93,8 @@ def stop_at_launch(capability: int) -> None:
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         del warmup
+        if not _is_ours():
+            return None
         kernel = launched(self, *args, grid=grid, warmup=True, **kwargs)
         _build_launcher(kernel)
         return kernel

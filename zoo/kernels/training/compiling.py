@@ -12,11 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.kernels.compilation.compiler_process import only
 from zoo.kernels.compilation.workers import Compilers
 from zoo.kernels.training import kernels
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import Recording
 from zoo.kernels.training.replay import Chain
+
+SHARES = 3
+"""Processes that compile one chain's launches: there, and back to the map and to the weights."""
 
 LONGEST_S = 300.0
 """Seconds after which what is not compiled is left to its first call: a compiler may hang."""
@@ -35,6 +39,8 @@ class ChainWork:
         reads: what it takes.
         makes: what it gives.
         row: whether it can be told statistics: both ways are compiled.
+        share: which launches it compiles, and of how many that is one: the way there and the gradients of a depthwise convolution take
+            seconds each.
     """
 
     name: str
@@ -42,11 +48,12 @@ class ChainWork:
     reads: tuple[Blank, ...]
     makes: Blank
     row: bool
+    share: tuple[int, int] = (0, 1)
 
     @property
     def key(self) -> str:
         """What is run on which tensors."""
-        return f"training {self.name} {_told(self.run)} {self.reads} {self.makes} {self.row}"
+        return f"training {self.name} {_told(self.run)} {self.reads} {self.makes} {self.row} {self.share}"
 
     def portable(self) -> ChainWork:
         """Return itself: there is no data in it."""
@@ -54,12 +61,15 @@ class ChainWork:
 
     def compile(self) -> None:
         """Run it, in a process whose launches stop before they launch."""
+        with only(*self.share), torch.enable_grad():
+            self._run()
+
+    def _run(self) -> None:
         for options in ({}, {"row": torch.empty((3, self.reads[0][0][1]), device="meta")}) if self.row else ({},):
             given = [_tensor(blank) for blank in self.reads]
-            with torch.enable_grad():
-                made = self.run(*given, **options)
-                made = made[0] if isinstance(made, tuple) else made
-                torch.autograd.grad(made, [t for t in given if t.requires_grad], _tensor(self.makes).detach(), allow_unused=True)
+            made = self.run(*given, **options)
+            made = made[0] if isinstance(made, tuple) else made
+            torch.autograd.grad(made, [t for t in given if t.requires_grad], _tensor(self.makes).detach(), allow_unused=True)
 
 
 def _told(value: Any) -> str:
@@ -85,7 +95,8 @@ def compile_chains(recordings: Sequence[Recording]) -> None:
     if not kernels.on_kernels(device):
         return
     with closing(Compilers(torch.cuda.get_device_capability(device))) as compilers:
-        compilers.compile([work for recording in recordings for work in _works(recording)], LONGEST_S)
+        works = [work for recording in recordings for work in _works(recording)]
+        compilers.compile(sorted(works, key=lambda work: "depthwise" not in work.name), LONGEST_S)  # what takes longest begins first
 
 
 def _works(recording: Recording) -> Iterator[ChainWork]:
@@ -97,15 +108,18 @@ def _works(recording: Recording) -> Iterator[ChainWork]:
         run: Any = chain.run
         if isinstance(run, partial) and run.keywords.get("group") is not None:
             run = partial(run.func, *run.args, **{**run.keywords, "group": None})
-        work = ChainWork(chain.op, run, tuple(_blank(recording, n) for n in chain.reads), _blank(recording, chain.makes), bool(chain.norm))
+        reads = tuple(_blank(recording, n, learns=n not in chain.drawn) for n in chain.reads)
+        works = [
+            ChainWork(chain.op, run, reads, _blank(recording, chain.makes), bool(chain.norm), (share, SHARES)) for share in range(SHARES)
+        ]
         try:
-            pickle.dumps(work)
+            pickle.dumps(works)
         except (pickle.PicklingError, AttributeError, TypeError):  # it is compiled when it is called first
             continue
-        yield work
+        yield from works
 
 
-def _blank(recording: Recording, number: int) -> Blank:
+def _blank(recording: Recording, number: int, learns: bool = True) -> Blank:
     value = recording.values[number]
     still = value.place is not None and value.place[1].startswith("running_")
-    return tuple(value.shape), value.dtype, value.dtype.is_floating_point and not still
+    return tuple(value.shape), value.dtype, learns and value.dtype.is_floating_point and not still

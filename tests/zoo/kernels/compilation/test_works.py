@@ -32,19 +32,33 @@ for work in (*tasks_of(zoo.SqueezeNet1_1, 64), *chains_of(zoo.ResNet20), *chains
 
 CHAINS = """
 import torch
+from dataclasses import replace
+from triton.runtime.jit import JITFunction
 from zoo.kernels.compilation.compiler_process import stop_at_launch
+seen, launched = [], JITFunction.run
+def run(self, *args, **options):
+    seen.append(self.__name__)
+    return launched(self, *args, **options)
+JITFunction.run = run
 stop_at_launch(90)
 from zoo.kernels.training import kernels
 kernels.on_kernels = lambda device: True
 from zoo.kernels.training.compiling import _works
 from zoo.kernels.training.record import record
 conv, relu = torch.nn.Conv2d, torch.nn.ReLU
-network = torch.nn.Sequential(conv(3, 8, 3), relu(), conv(8, 16, 3), relu(), conv(16, 8, 3)).train()
+network = torch.nn.Sequential(conv(3, 8, 3), relu(), conv(8, 16, 3), relu(), conv(16, 8, 3), conv(8, 8, 3, groups=8, bias=False)).train()
 images = torch.randn(2, 3, 16, 16)
 works = list(_works(record(network, (images,), {}, images.device)))
 for work in works:
     work.compile()
 print(sum(work.name.startswith("conv") for work in works))
+launches = []
+for share, shares in [(0, 1), *((share, 3) for share in range(3))]:
+    before = len(seen)
+    replace(next(work for work in works if "depthwise" in work.name), share=(share, shares)).compile()
+    launches.append(seen[before:])
+whole, *parts = launches
+print(len(whole), [part == whole[share::3] for share, part in enumerate(parts)])
 """
 
 
@@ -137,7 +151,11 @@ def test_a_key_says_where_a_map_begins() -> None:
 
 
 def test_what_trains_convolutions_with_a_bias_can_be_compiled(tmp_path: Path) -> None:
-    assert int(python("-c", CHAINS, TRITON_CACHE_DIR=str(tmp_path))) > 0
+    convolutions, launches = python("-c", CHAINS, TRITON_CACHE_DIR=str(tmp_path)).splitlines()
+    assert int(convolutions) > 0
+    count, shares = launches.split(" ", 1)
+    assert int(count) > 2
+    assert shares == "[True, True, True]"
 
 
 def test_a_key_says_what_follows_and_which_parameters() -> None:

@@ -15,6 +15,7 @@ from zoo import fast, why
 from zoo.kernels.differentiable import add_branch
 from zoo.kernels.training import choosing, convolutions, kernels, segments
 from zoo.kernels.training.chains import steps_of
+from zoo.kernels.training.compiling import _works
 from zoo.kernels.training.record import record
 from zoo.kernels.training.replay import Replay
 from zoo.kernels.training.rounding import to_round
@@ -159,6 +160,12 @@ def test_a_drawn_share_has_no_gradient_where_a_sum_is_timed(found: None) -> None
     assert choosing.times(recording, chain, None, choosing.Times(), clock) == (2.0, 3.0)
     assert seen[0] == seen[1]
     assert (4, 1, 1, 1) not in seen[0]
+
+
+def test_a_drawn_share_has_no_gradient_where_a_sum_is_compiled(found: None) -> None:
+    works = [work for work in _works(record(Block("").train(), (images(),), {}, torch.device("cpu"))) if "stochastic" in work.name]
+    assert works
+    assert [[learns for *_, learns in work.reads] for work in works] == [[True, False, True]] * len(works)
 
 
 def test_a_sum_that_is_wrong_goes(found: None, monkeypatch: pytest.MonkeyPatch) -> None:
