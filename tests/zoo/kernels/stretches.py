@@ -91,5 +91,5 @@ def like(got: list[Tensor], expected: list[Tensor], most: float) -> None:
     for one, other in zip(got, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
-            assert one.dtype == other.dtype
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
             assert float((one - other).norm() / other.norm().clamp_min(1e-6)) < most

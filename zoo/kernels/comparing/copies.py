@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.backends import cudnn
+from torch.backends.cudnn import rnn
 from torch.utils import _pytree as pytree
 
 
@@ -49,6 +51,12 @@ def compacted(network: nn.Module) -> nn.Module:
     for module in network.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
+            weights: Any = module._flat_weights
+            if all(weight.is_cuda and weight.dtype == torch.bfloat16 for weight in weights) and cudnn.enabled:  # which that leaves out
+                how = rnn.get_cudnn_mode(module.mode), module.hidden_size, module.proj_size, module.num_layers, module.batch_first
+                count = (4 if module.bias else 2) + (module.proj_size > 0)
+                with torch.no_grad():
+                    torch.ops.aten._cudnn_rnn_flatten_weight(weights, count, module.input_size, *how, bool(module.bidirectional))
     return network
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.comparing.copies import channels_last, on_device
+from zoo.kernels.comparing.copies import channels_last, compacted, on_device
 from zoo.kernels.comparing.precision import products
 
 ALLOWED = 1.1
@@ -91,7 +91,7 @@ class Reference:
         with products(tf32=False):
             self.chunk = self.CHUNK if all(self._keeps_images_apart(model, batch, exact) for batch in batches) else sys.maxsize
             self.outputs = [self._run(model, batch, exact) for batch in batches]
-        model = channels_last(model.to(dtype))
+        model = compacted(channels_last(model.to(dtype)))
         with products(tf32):
             self.eager = self.error([self._run(model, batch, dtype) for batch in batches])
 

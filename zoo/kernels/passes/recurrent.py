@@ -11,6 +11,10 @@ from torch import Tensor
 _OF = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}
 
 
+CUDNN_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Those of which cuDNN's recurrent layers take weights in one piece; PyTorch's `flatten_parameters` leaves bfloat16 out."""
+
+
 @torch.library.custom_op("kernelzoo::recurrent", mutates_args=())
 def recurrent(
     kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], biased: bool, layers: int, both_ways: bool, images_first: bool
@@ -43,13 +47,15 @@ def _in_one_piece(
     kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], biased: bool, layers: int, both_ways: bool, images_first: bool
 ) -> list[Tensor]:
     """Return the weights in one piece of memory, as cuDNN wants them: it copies them itself otherwise, in every call, and warns of it."""
-    from torch.backends.cudnn import is_acceptable, rnn
+    from torch.backends import cudnn
+    from torch.backends.cudnn import rnn
 
-    if len({w.untyped_storage().data_ptr() for w in weights}) == 1 or not all(w.dtype == x.dtype and is_acceptable(w) for w in weights):
+    apart = len({w.untyped_storage().data_ptr() for w in weights}) > 1
+    if not apart or not cudnn.enabled or any(w.dtype != x.dtype or w.dtype not in CUDNN_TYPES for w in weights):
         return weights
     aliases = [weight.data for weight in weights]  # which are given other memory; the weights themselves stay where they are
     mode, hidden = rnn.get_cudnn_mode(kind.upper()), states[0].shape[-1]
-    torch._cudnn_rnn_flatten_weight(aliases, 4 if biased else 2, x.shape[-1], mode, hidden, 0, layers, images_first, both_ways)
+    torch.ops.aten._cudnn_rnn_flatten_weight(aliases, 4 if biased else 2, x.shape[-1], mode, hidden, 0, layers, images_first, both_ways)
     return aliases
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.utils import _pytree as pytree
 
-from zoo.kernels.comparing.copies import channels_last, on_device, own_dtype, tensors_of
+from zoo.kernels.comparing.copies import channels_last, compacted, on_device, own_dtype, tensors_of
 from zoo.kernels.comparing.parity import Parity, Reference
 from zoo.kernels.comparing.precision import products
 from zoo.kernels.compilation.forking import compiling
@@ -71,7 +71,7 @@ class Compiled(Replayed):
         with products(setting.tf32, benchmark=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's, about itself
             _fold(module, lambda: answer(*[_given(t, own) for t in self._buffers]))
-            channels_last(module.to(setting.dtype))
+            compacted(channels_last(module.to(setting.dtype)))
             with compiling():
                 self._graph, self.outputs = self._captured(torch.compile(with_own_code(call), dynamic=False, fullgraph=True))
         self._kept = module  # without it the weights would go, and others' tensors take their place under the graph

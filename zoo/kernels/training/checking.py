@@ -367,7 +367,7 @@ def _surely_worse(logs: list[tuple[list[float], list[float]]]) -> bool:
 
 
 def _logs(got: list[Tensor], right: list[Tensor], least: float = 0.0) -> list[float]:
-    """Return the logarithm of each tensor's relative error; infinite where a number is missing.
+    """Return the logarithm of each tensor's relative error; infinite where a number is missing, or the shape is another one.
 
     A tensor that is small beside the others, as the gradient of a shift that the next BatchNorm takes out again, is measured by them.
     """
@@ -375,6 +375,7 @@ def _logs(got: list[Tensor], right: list[Tensor], least: float = 0.0) -> list[fl
     floor = least + SMALL * math.sqrt(sum(size * size for size in sizes) / max(1, len(sizes))) + 1e-30
     found = []
     for a, b, size in zip(got, right, sizes, strict=True):
-        error = float(torch.linalg.vector_norm(a.to(b.dtype) - b, dtype=torch.float64)) / max(size, floor)
+        off = float(torch.linalg.vector_norm(a.to(b.dtype) - b, dtype=torch.float64)) if a.shape == b.shape else math.inf
+        error = off / max(size, floor)
         found.append(math.log(max(error, 1e-12)) if math.isfinite(error) else math.inf)
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +131,9 @@ def record(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], de
             module.register_forward_hook(recorder.leave, always_call=True)
     casts = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
     try:
-        with torch.autocast(device.type, casts[1], casts[0], cache_enabled=False), torch.enable_grad(), fake, recorder:
+        autocast = torch.autocast(device.type, casts[1], casts[0], cache_enabled=False)
+        with warnings.catch_warnings(), autocast, torch.enable_grad(), fake, recorder:
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # PyTorch's own, of weights of recurrent layers
             result = twin(*fake_args, **fake_kwargs)
     except (Untraceable, ValueError):
         raise

@@ -21,7 +21,7 @@ from zoo.kernels.activations import QUICK
 from zoo.kernels.training import kernels
 from zoo.kernels.training.calls import DROPOUT, arguments, hanging_on, plainly, readers_of
 from zoo.kernels.training.record import Call, Recording, Ref
-from zoo.kernels.training.response_norms import NORMS, response_norm
+from zoo.kernels.training.response_norms import LENGTHS, response_norm
 
 _ADD = {"add", "__add__", "__radd__"}
 _MUL = {"mul", "__mul__", "__rmul__", "multiply"}
@@ -72,7 +72,7 @@ class _Streams:
             if call.name == "layer_norm":
                 self._norm(index, call)
         for index, call in enumerate(self.given):
-            if call.name in NORMS:
+            if call.name in LENGTHS:
                 self._response(index)
         for index, call in enumerate(self.given):
             if index in self.instead:
@@ -247,7 +247,7 @@ class _Streams:
 
     def _response(self, index: int) -> None:
         """Take GELU of a product with a bias, its response normalisation, and the product behind that."""
-        found = response_norm(self.values, self.given, self.readers, self._hidden, index)
+        found = response_norm(self.values, self.given, self.readers, self.wanted, self.written, index)
         if found is None or any(place in self.instead for place in found.places):
             return
         number, gone = found.y, [*found.places]
@@ -307,8 +307,9 @@ class _Streams:
         self._without_bias(product)
         self.instead |= dict.fromkeys(inner)
         run = kernels.gelu if act == "gelu" else partial(kernels.gelu, act=act)
-        self.instead[index] = replace(self.given[index], func=run, args=(Ref(before), Ref(bias)), kwargs={}, reads=(before, bias))
-        self._linear_behind(index, before, partial(kernels.gelu_linear, act=act), self.instead[index].args)
+        args = Ref(before), Ref(bias)
+        self.instead[index] = replace(self.given[index], func=run, args=args, kwargs={}, reads=(before, bias))
+        self._linear_behind(index, before, partial(kernels.gelu_linear, act=act), args)
 
     def _swiglu(self, index: int, call: Call) -> None:
         """Take the product of one half's SiLU and another, of one product with a bias or of two."""

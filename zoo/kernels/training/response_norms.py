@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from zoo.kernels.training.calls import arguments, plainly
 from zoo.kernels.training.record import Call, Ref, Value
 
-NORMS = ("linalg_vector_norm", "norm")
+LENGTHS = ("linalg_vector_norm", "norm")
+"""Calls that begin one."""
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "linalg_vector_norm": {"input": None, "ord": 2, "dim": None, "keepdim": False, "dtype": None},
     "norm": {"input": None, "p": "fro", "dim": None, "keepdim": False, "out": None, "dtype": None},
@@ -42,7 +43,7 @@ class Response:
 
 
 def response_norm(
-    values: Sequence[Value], calls: Sequence[Call], readers: Mapping[int, Sequence[int]], hidden: Callable[[int], bool], index: int
+    values: Sequence[Value], calls: Sequence[Call], readers: Mapping[int, Sequence[int]], wanted: Set[int], written: Set[int], index: int
 ) -> Response | None:
     """Return the response normalisation that a call of a norm begins, None if it is none.
 
@@ -50,9 +51,13 @@ def response_norm(
         values: of the recording.
         calls: a stretch of it.
         readers: places of the calls that read a value.
-        hidden: tells whether nobody outside of the calls reads a value, and nobody writes to it.
+        wanted: values that are read behind the calls.
+        written: memories that calls write to.
         index: the place of the norm.
     """
+
+    def hidden(number: int) -> bool:
+        return number not in wanted and values[number].memory not in written
 
     def alone(number: int) -> int | None:
         return readers[number][0] if len(readers.get(number, ())) == 1 and hidden(number) else None
@@ -61,21 +66,22 @@ def response_norm(
         call = calls[place]
         if call.name not in names or len(call.args) != 2 or call.kwargs or not all(isinstance(arg, Ref) for arg in call.args):
             return None
-        return int(call.args[0]), int(call.args[1])
+        return None if call.args[0] == call.args[1] else (int(call.args[0]), int(call.args[1]))
 
     def of_channels(number: int) -> bool:
-        size = values[number].shape
-        return values[number].dtype == torch.float32 and size[-1:] == values[y].shape[-1:] and set(size[:-1]) <= {1}
+        value = values[number]
+        fits = value.dtype == torch.float32 and value.memory not in written and number not in inside
+        return fits and value.shape[-1:] == shape[-1:] and set(value.shape[:-1]) <= {1} and len(value.shape) <= len(shape)
 
     y = _normed(values, calls[index])
     if y is None or not hidden(y) or len(readers[y]) != len({index, *readers[y]}) or len(readers[y]) != 3:
         return None
-    norm = int(calls[index].result)
+    norm, shape = int(calls[index].result), values[y].shape
     two = [*readers.get(norm, ())]
     if len(two) != 2 or not hidden(norm):
         return None
     mean, ratio = sorted(two, key=lambda place: calls[place].name != "mean")
-    level = alone(int(calls[mean].result)) if _is_mean(calls[mean], len(values[y].shape)) else None
+    level = alone(int(calls[mean].result)) if _is_mean(calls[mean], len(shape)) else None
     eps = None if level is None else _plus(calls[level])
     if level is None or eps is None or alone(int(calls[level].result)) != ratio:
         return None
@@ -92,7 +98,7 @@ def response_norm(
         given = arguments(calls[place], _ADDCMUL) if calls[place].name == "addcmul" else None
         if given is not None and scale is None and offset is None and not added:
             parts = [given[name] for name in ("input", "tensor1", "tensor2")]
-            if given["value"] != 1 or not all(isinstance(part, Ref) for part in parts) or number not in parts[1:]:
+            if given["value"] != 1 or not all(isinstance(part, Ref) for part in parts) or parts.count(number) != 1 or number == parts[0]:
                 return None
             offset, scale = int(parts[0]), int(parts[2] if parts[1] == number else parts[1])
             continue
@@ -109,6 +115,7 @@ def response_norm(
                 return None
         else:
             return None
+    inside = {y, *(number for place in places for number in calls[place].makes)}
     fits = of_channels(scale) and of_channels(offset) and {*readers[y]} <= {*places}
     if not fits or any(not plainly(calls[place]) or calls[place].writes for place in places):
         return None
@@ -117,14 +124,14 @@ def response_norm(
 
 def _normed(values: Sequence[Value], call: Call) -> int | None:
     """Return what a call takes the norm of each channel of, over all axes but the first and the last."""
-    given = arguments(call, _ARGUMENTS[call.name]) if call.name in NORMS else None
+    given = arguments(call, _ARGUMENTS[call.name]) if call.name in LENGTHS else None
     if given is None or not isinstance(given["input"], Ref) or given.get("out") is not None or given["dtype"] is not None:
         return None
     length = len(values[given["input"]].shape)
     dims = given["dim"] if isinstance(given["dim"], (tuple, list)) else (given["dim"],)
-    over = {dim % length for dim in dims if isinstance(dim, int)} if length > 2 else set[int]()
+    over = {dim % length for dim in dims if isinstance(dim, int)}
     order = given.get("ord", given.get("p"))
-    fits = order in (2, "fro") and given["keepdim"] is True and over == {*range(1, length - 1)} and len(dims) == len(over)
+    fits = length > 2 and order in (2, "fro") and given["keepdim"] is True and over == {*range(1, length - 1)} and len(dims) == len(over)
     return int(given["input"]) if fits and isinstance(call.result, Ref) else None
 
 

@@ -172,19 +172,32 @@ def yielding(recording: Recording, steps: Sequence[Step]) -> Without:
         for number in step.reads:
             read.setdefault(number, []).append(step)
 
-    def computes(step: Step | None) -> bool:
-        return isinstance(step, Call) and _compilable(recording, step, set()) and step.name not in _VIEWS | _LIBRARIES
+    def moves(step: Step | None) -> bool:
+        return isinstance(step, Call) and step.name in _VIEWS and bool(step.reads)
 
-    def made(number: int) -> Step | None:
-        step = makers.get(number)
-        return made(step.reads[0]) if isinstance(step, Call) and step.name in _VIEWS and step.reads else step
+    def computes(step: Step | None) -> bool:
+        if not isinstance(step, Call) or step.name in _VIEWS | _LIBRARIES:
+            return False
+        return _compilable(recording, step, {recording.values[number].memory for number in step.makes})
+
+    def before(number: int) -> Step | None:
+        while moves(step := makers.get(number)):
+            number = step.reads[0] if step is not None else number
+        return step
 
     def behind(number: int) -> list[Step]:
-        through = [step for step in read.get(number, ()) if isinstance(step, Call) and step.name in _VIEWS]
-        return [*read.get(number, ()), *(other for step in through for made in step.makes for other in behind(made))]
+        waiting, seen, found = [number], {number}, list[Step]()
+        while waiting:
+            number = waiting.pop()
+            for step in read.get(number, ()):
+                found.append(step)
+                fresh = set(step.makes) - seen if isinstance(step, Call) and moves(step) and step.reads[0] == number else set[int]()
+                seen |= fresh
+                waiting += fresh
+        return found
 
     chains = [step for step in steps if isinstance(step, Chain) and step.yields]
-    return {chain.key: TAKEN for chain in chains if computes(made(chain.reads[0])) or any(map(computes, behind(chain.makes)))}
+    return {chain.key: TAKEN for chain in chains if computes(before(chain.reads[0])) or any(map(computes, behind(chain.makes)))}
 
 
 TAKEN = "PyTorch's compiler takes it with what is around it"

@@ -1,7 +1,9 @@
-"""Global response normalisation with GELU before it and a product behind it goes back by kernels, whoever wrote it."""
+"""Global response normalisation with GELU before it and a product behind it goes back by kernels, in each way that it is written."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,17 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.zoo.kernels.stretches import count, learnt_or_zeros, like, made_of
+from tests.zoo.kernels.stretches import CPU, count, learnt_or_zeros, like, made_of
 from zoo.kernels.differentiable import response_norm as operators
-from zoo.kernels.ops import _layout
+from zoo.kernels.ops import _layout, response_norm_grad, response_sums
 from zoo.kernels.training import kernels
+from zoo.kernels.training.calls import readers_of
+from zoo.kernels.training.record import Call, Recording, Ref, Value, record
+from zoo.kernels.training.response_norms import LENGTHS, response_norm
 from zoo.kernels.training.segments import inductor
 
 C = 16
 
 
 class Response(nn.Module):
-    """The norm as the zoo writes it, or as `kind` says: as timm's, or as the paper's code."""
+    """The norm as the zoo writes it, or as `kind` says: as timm's, or as the paper's code, or something else that is near it."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -29,24 +34,30 @@ class Response(nn.Module):
             self.to(torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
-        kind = self.kind
-        over: Any = (1, 2) if "one axis" not in kind else (1,)
-        if "paper" in kind or "sum" in kind:
-            norm = torch.norm(x, p=2, dim=over, keepdim=True)
-            share = norm / (norm.mean(dim=-1, keepdim=True) + 1e-6)
-            made = self.weight.view(1, 1, 1, -1) * (share * x)
-            return made + x + self.bias if "turned" in kind else made + self.bias + x
+        kind, weight, bias = self.kind, self.weight, self.bias
         if "timm" in kind:
-            norm = x.norm(p=2, dim=over, keepdim=True)
-            share = norm / (norm.mean(dim=-1, keepdim=True) + 1e-6)
-            return x + torch.addcmul(self.bias.view(1, 1, 1, -1), self.weight.view(1, 1, 1, -1), x * share)
-        order = 1 if "one norm" in kind else 2
-        norm = torch.linalg.vector_norm(x, order, dim=over, keepdim=True)
-        share = norm / ((norm.mean(-1, keepdim=True) if "wrong mean" not in kind else norm.mean(0, keepdim=True)) + 1e-6)
-        scaled = x * share if "of another" not in kind else x.tanh() * share
-        if "twice" in kind:
-            return torch.addcmul(self.bias, self.weight, scaled) + x + norm
-        return x + torch.addcmul(self.bias, self.weight, scaled, value=0.5 if "halved" in kind else 1)
+            norm = x.norm(p=2, dim=(1, 2), keepdim=True)
+        elif "paper" in kind:
+            norm = torch.norm(x, p=2, dim=(1, 2), keepdim=True)
+        else:
+            norm = torch.linalg.vector_norm(x, 1 if "of sums" in kind else 2, dim=1 if "one axis" in kind else (1, 2), keepdim=True)
+        share = norm / (norm.mean(0 if "wrong mean" in kind else -1, keepdim=True) + 1e-6)
+        if "timm" in kind or "more axes" in kind:
+            axes = (1,) * (4 if "more axes" in kind else 3)
+            weight, bias = weight.view(*axes, -1), bias.view(*axes, -1)
+        if "written" in kind:
+            bias = bias * 2
+        if "each image" in kind:
+            bias = torch.stack([bias, 2 * bias, 3 * bias])[:, None, None]
+        scaled = (x.tanh() if "of another" in kind else x) * share
+        if "paper" in kind:
+            made = weight * scaled
+            made = made + x + bias if "turned" in kind else made + bias + x
+        else:
+            made = x + torch.addcmul(bias, weight, scaled, value=0.5 if "halved" in kind else 1)
+        if "written" in kind:
+            bias.add_(1)
+        return made + norm if "twice" in kind else made
 
 
 class Block(nn.Module):
@@ -68,9 +79,7 @@ class Block(nn.Module):
         return self.shrink(self.drop(y)).tanh()
 
 
-@pytest.mark.parametrize(
-    "kind", ["", "timm, dropped", "paper", "paper, turned", "dropped, gelu by tanh", "frozen", "timm, frozen", "sum of the paper, dropped"]
-)
+@pytest.mark.parametrize("kind", ["", "timm, dropped", "paper", "paper, turned", "dropped, gelu by tanh", "frozen", "timm, frozen"])
 def test_a_response_norm_is_gone_back_through(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     network, images = Block(kind).train(), torch.randn(3, 8, 4, 5, requires_grad=True)
@@ -81,7 +90,8 @@ def test_a_response_norm_is_gone_back_through(kind: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     "kind",
-    ["one axis", "one norm", "wrong mean", "of another", "norm read twice", "halved", "bare", "sigmoid", "read again", "half"],
+    ["one axis", "of sums", "wrong mean", "of another", "norm read twice", "halved", "bare", "sigmoid", "read again", "half", "written to",
+     "a bias for each image", "more axes"],
 )  # fmt: skip
 def test_what_is_something_else_is_the_compilers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -89,6 +99,63 @@ def test_what_is_something_else_is_the_compilers(kind: str, monkeypatch: pytest.
     run, calls = made_of(network, images, monkeypatch)
     assert "response_linear" not in count(calls)
     like(learnt_or_zeros(network, run, images), learnt_or_zeros(network, network, images), 2e-6)
+
+
+def found_of(change: Any = None, wanted: Any = (), written: Any = ()) -> tuple[Recording, Any]:
+    """Return the recording of a block, and the norm that is found in it once it was changed."""
+    recording = record(Block().train(), (torch.randn(3, 8, 4, 5),), {}, CPU)
+    calls, values = [*recording.calls], [*recording.values]
+    begins = next(index for index, call in enumerate(calls) if call.name in LENGTHS)
+    if change is not None:
+        change(calls, values)
+    return recording, response_norm(values, calls, readers_of(calls), set(wanted), {values[n].memory for n in written}, begins)
+
+
+def test_what_is_read_or_written_elsewhere_is_no_response_norm() -> None:
+    recording, found = found_of()
+    assert found is not None
+    inside = [found.y, *(int(recording.calls[place].result) for place in found.places[:-1])]
+    for number in inside:
+        assert found_of(wanted=[number])[1] is None
+    for number in (*inside, found.scale, found.offset):
+        assert found_of(written=[number])[1] is None
+    assert found_of(wanted=[int(recording.calls[found.places[-1]].result)])[1] == found
+
+
+def test_calls_with_other_arguments_are_no_response_norm() -> None:
+    recording, found = found_of()
+    norm, mean, level, _, scaled, weighted, total = found.places
+
+    def changed(place: int, **options: Any) -> Callable[[Any, Any], None]:
+        def change(calls: list[Call], values: list[Value]) -> None:
+            calls[place] = replace(calls[place], **options)
+
+        return change
+
+    def shaped(number: int, **options: Any) -> Callable[[Any, Any], None]:
+        def change(calls: list[Call], values: list[Value]) -> None:
+            values[number] = replace(values[number], **options)
+
+        return change
+
+    for place in found.places:
+        assert found_of(changed(place, grad=False))[1] is None
+        assert found_of(changed(place, writes=frozenset([1])))[1] is None
+    sized = {"dim": (1, 2), "keepdim": True}
+    for kwargs in (sized | {"dtype": torch.float64}, sized | {"keepdim": False}, sized | {"dim": (0, 1, 2)}, sized | {"dim": ()}):
+        assert found_of(changed(norm, kwargs=kwargs))[1] is None
+    for kwargs in ({"keepdim": True, "dtype": torch.float64}, {"keepdim": False}):
+        assert found_of(changed(mean, kwargs=kwargs))[1] is None
+    assert found_of(changed(level, kwargs={"alpha": 2}))[1] is None
+    assert found_of(changed(total, kwargs={"alpha": 2}))[1] is None
+    inner, scale = Ref(int(recording.calls[scaled].result)), Ref(found.scale)
+    assert found_of(changed(weighted, args=(Ref(found.offset), inner, inner)))[1] is None
+    assert found_of(changed(weighted, args=(inner, scale, inner)))[1] is None
+    for number in (found.scale, found.offset):
+        assert found_of(shaped(number, shape=(3, 1, 1, C)))[1] is None
+        assert found_of(shaped(number, shape=(1, 1, 1, 1, C)))[1] is None
+        assert found_of(shaped(number, dtype=torch.bfloat16))[1] is None
+        assert found_of(shaped(number, shape=(1, 1, 1, C)))[1] == found
 
 
 def test_the_compiler_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +185,7 @@ def test_its_gradients_are_those_of_differences() -> None:
     def run(*tensors: Tensor) -> Tensor:
         before, *rest = tensors
         bias = torch.zeros(C, dtype=torch.float64)
-        return kernels._ours("response_linear")(before, bias, *rest, eps=1e-6)
+        return kernels._ours("response_linear")(before, bias, *rest, eps=0.5)
 
     assert torch.autograd.gradcheck(run, (given[0], *given[2:]))
 
@@ -148,6 +215,8 @@ def test_a_channel_without_values_has_no_slope() -> None:
 
 def test_maps_beyond_the_kernels_reach_are_gone_back_through_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_layout, "LARGEST", 100)
+    for op in (response_norm_grad, response_sums):
+        monkeypatch.setattr(op, "launch", None)
     given = arguments(torch.float32)
     made, expected = kernels._ours("response_linear")(*given, eps=1e-6), plainly(given[0], *given[2:])
     found = torch.autograd.grad(made.square().sum(), [given[0], *given[2:]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.zoo.kernels.stretches import same
 from tests.zoo.kernels.tensors import noise, off
 from zoo import fast, why
 from zoo.kernels.differentiable import add_branch
-from zoo.kernels.training import choosing, convolutions, kernels, segments
+from zoo.kernels.training import choosing, convolutions, kernels, planning, segments
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.compiling import _works
+from zoo.kernels.training.contest import Contest, stretches_of
 from zoo.kernels.training.record import record
 from zoo.kernels.training.replay import Replay
 from zoo.kernels.training.rounding import to_round
@@ -205,6 +208,41 @@ def test_a_sum_yields_to_the_compiler_where_that_runs_what_is_around_it(kind: st
     sums = [chain.key for chain in chains if "stochastic" in chain.op]
     assert len(sums) == 1
     assert list(segments.yielding(recording, steps)) == sums * yields
+
+
+@pytest.mark.parametrize("kind", ["", "a layer scale"])
+def test_the_compiler_gets_a_sum_that_yields(kind: str, found: None) -> None:
+    torch.manual_seed(0)
+    network = Scaled(kind).train()
+    recording = record(network, (images(),), {}, torch.device("cpu"))
+    sums = {chain.key for chain in steps_of(recording, {})[1] if "stochastic" in chain.op}
+    times = iter([100.0, 110.0, 80.0, 90.0])
+
+    def clock(call: Any) -> float:
+        call()
+        return next(times)
+
+    won = Contest(network, recording, (images(),), {}, clock, choosing.Times(), same).won({}, None, beside=True)
+    assert won.way == ("islands" if kind else "whole")  # between convolutions there is nothing to compile
+    assert won.without == dict.fromkeys(sums, segments.TAKEN) if kind else segments.TAKEN not in won.without.values()
+    taken = {call.name for segment in stretches_of(won.replay) for call in segment.calls}
+    assert "add" in taken
+
+
+def test_a_sum_that_yields_is_no_row_of_its_own(found: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100.0, 110.0, 80.0, 90.0])
+    monkeypatch.setattr(planning, "Contest", partial(Contest, compiler=same))
+    monkeypatch.setattr(planning, "WAYS", ("chains", "whole", "islands"))
+    monkeypatch.setattr(planning.choosing, "slower", lambda *_: {})
+
+    def clock(call: Any) -> float:
+        call()
+        return next(times)
+
+    torch.manual_seed(0)
+    made = planning.checked(Scaled("a layer scale").train(), (images(),), {}, planning.Known(), clock)
+    assert [row.kernel for row in made.rows if "stochastic" in row.kernel or row.note == segments.TAKEN] == []
+    assert any(row.kernel == planning.COMPILED for row in made.rows)
 
 
 class Gate(nn.Module):
