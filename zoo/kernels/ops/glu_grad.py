@@ -134,11 +134,8 @@ def _back(
 
 @of(reference)
 def configs(gradient, **_) -> list[dict[str, int]]:
-    """Return launch parameters, the best guess first: columns of a tile, warps, tiles in flight, and programs.
-
-    They are guesses by what `bias_act_grad` takes, which reads two maps where this reads three: no GPU has tried them yet.
-    """
-    sizes = [(64, 8, 2, 396), (64, 4, 2, 792), (128, 8, 1, 396), (64, 8, 1, 528), (32, 8, 2, 396), (64, 4, 1, 792)]
+    """Return launch parameters, the best guess first: columns of a tile, warps, tiles in flight, and programs."""
+    sizes = [(64, 4, 1, 792), (64, 8, 2, 396), (64, 4, 2, 792), (128, 8, 1, 396), (64, 8, 1, 528), (32, 8, 2, 396)]
     if gradient.numel() * gradient.element_size() <= 8_000_000:
         sizes = [(64, 8, 1, 264), (64, 4, 1, 396), (32, 8, 1, 264), (64, 8, 2, 132), (32, 4, 2, 264)]
     return named("columns warps unroll programs", sizes)

@@ -17,14 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from zoo.kernels.ops._activation import ACTIVATIONS, BY_OUTPUT, SLOPES, activate, slope
-from zoo.kernels.ops._arguments import Drawing, launches, named, of
+from zoo.kernels.ops._arguments import Drawing, launches, of
 from zoo.kernels.ops._layout import DTYPES, empty_map, per_channel, units, unreadable
 from zoo.kernels.ops._norm_grad import add
 from zoo.kernels.ops._overlap import begin, followed_by_ours, overlap
+from zoo.kernels.ops._response import tiles
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-PROGRAMS = 792
-"""Six for each of an H100's multiprocessors."""
 
 
 def reference(
@@ -104,14 +103,7 @@ def _back(
 @of(reference)
 def configs(gradient, **_) -> list[dict[str, int]]:
     """Return launch parameters, the best guess first: pixels and channels of a tile, parts an image is cut into, and warps."""
-    n, c, h, w = gradient.shape
-    pixels, found = h * w, []
-    for rows, width, warps in ((32, 64, 4), (16, 128, 4), (16, 64, 2), (64, 64, 8), (8, 256, 4)):
-        block = min(width, max(16, triton.next_power_of_2(c)))
-        programs = max(1, n * triton.cdiv(c, block))
-        parts = max(1, min(triton.cdiv(PROGRAMS, programs), triton.cdiv(pixels, rows), 64))
-        found.append((rows, block, parts, warps))
-    return named("pixels block parts warps", found)
+    return tiles(gradient, ((32, 64, 4), (16, 64, 2), (16, 128, 4), (8, 256, 4)))
 
 
 @launches(reference, configs, tuned=True)
