@@ -4,7 +4,8 @@
 
 A step is forward, cross entropy, backward and fused SGD with momentum, under bfloat16's autocast, images and weights channels_last. In one
 process, in turns, medians; each way has its own copy of the network. `ready` is seconds until the sixth step is done. `MiB` is what a way
-holds, pools of its graphs included, and what a step takes on top. A way whose loss is no number gets no figure. With
+holds, pools of its graphs included, and what a step takes on top. `reserved MiB` is the most that PyTorch's allocator took from the card
+until a way was ready, above what was there before. A way whose loss is no number gets no figure. With
 `--at-once` several processes prepare networks on one card: `recipes/at_once.py`. `ready` is longer then.
 """
 
@@ -72,9 +73,11 @@ def measure(cell: str, options: argparse.Namespace) -> str:
     steps: dict[str, Callable[[], object]] = {}
     seconds: dict[str, float] = {}
     memory: dict[str, float] = {}
+    reserved: dict[str, float] = {}
     for way in ways:
         torch.compiler.reset()
         scales = Memory(device)
+        taken = _reserved(device, begins=True)
         twin = copy.deepcopy(network).train()
         begun = time.monotonic()
         try:
@@ -88,6 +91,7 @@ def measure(cell: str, options: argparse.Namespace) -> str:
             print(f"{cell}, {way}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             continue
         seconds[way] = time.monotonic() - begun
+        reserved[way] = _reserved(device) - taken
         if (peak := scales.peak_mib(step)) is not None:
             memory[way] = peak
         if way == "fast":
@@ -101,8 +105,17 @@ def measure(cell: str, options: argparse.Namespace) -> str:
         return [format(found[way], form) if way in found else "-" for way in ways]
 
     share = f"{memory['fast'] / memory['compile']:.2f}" if {"fast", "compile"} <= memory.keys() and memory["compile"] else "-"
-    fields = [name, f"{batch}, {side}", *row(times, ".2f"), over, *row(memory, ".0f"), share, *row(seconds, ".0f")]
+    fields = [name, f"{batch}, {side}", *row(times, ".2f"), over, *row(memory, ".0f"), share, *row(reserved, ".0f"), *row(seconds, ".0f")]
     return f"| {' | '.join(fields)} |"
+
+
+def _reserved(device: torch.device, begins: bool = False) -> float:
+    """Return the most that the allocator has had since a way began, or what it has where one `begins`, in MiB; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0.0
+    if begins:
+        torch.cuda.reset_peak_memory_stats(device)
+    return (torch.cuda.memory_reserved(device) if begins else torch.cuda.max_memory_reserved(device)) / 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -120,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--ways {', '.join(sorted(unknown))}: there are {', '.join(WAYS)}")
     device = torch.device(options.device)
     print(f"{torch.cuda.get_device_name() if device.type == 'cuda' else 'CPU'}, torch {torch.__version__}, bfloat16")
-    heads = [f"{way} {what}" for what in ("ms", "MiB", "ready s") for way in ways]
+    heads = [f"{way} {what}" for what in ("ms", "MiB", "reserved MiB", "ready s") for way in ways]
     count = len(ways)
     heads = [*heads[:count], "over", *heads[count : 2 * count], "memory over compile's", *heads[2 * count :]]
     print(f"| network | batch, side | {' | '.join(heads)} |")

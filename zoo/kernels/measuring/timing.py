@@ -32,6 +32,9 @@ LONG_US = 5_000.0
 
 LONG_REPLAYS = 2
 
+SPARE = 2**30
+"""Bytes that the allocator may keep for nobody while training is prepared. What one stream or graph has freed, no other one gets."""
+
 LEAST_CALLS = 5
 """Calls of a CPU that are timed, however long they take."""
 
@@ -59,7 +62,7 @@ def is_measured_by_others() -> bool:
     return _by_turn.get() is not None
 
 
-def graph_time_us(call: Call, *, repeats: int | None = None, target_ms: float = 4.0) -> float:
+def graph_time_us(call: Call, *, repeats: int | None = None, target_ms: float = 4.0, sparing: bool = False) -> float:
     """Return the median GPU time of one `call` in microseconds, measured inside a CUDA graph of several of them.
 
     Python's launch cost doesn't count: the launches follow each other on the GPU as they will in the captured network. Inputs that
@@ -69,6 +72,8 @@ def graph_time_us(call: Call, *, repeats: int | None = None, target_ms: float = 
         call: launches work on the current stream of the current device; it is called a few times to warm up.
         repeats: launches in the graph; left out, as many as make a replay last `LEAST_REPLAY_US`.
         target_ms: GPU time to spend on replays, milliseconds.
+        sparing: whether much memory that calls have left goes back to the driver before the graph is captured, and behind it. That waits
+            for the device, so it is for calls that nobody's own run beside.
 
     Returns:
         Microseconds of one call.
@@ -77,22 +82,34 @@ def graph_time_us(call: Call, *, repeats: int | None = None, target_ms: float = 
         NotCapturable: the call can't be captured, with the cause.
     """
     do = _by_turn.get()
-    return _apart(call, repeats, target_ms) if do is None else do(lambda: _apart(call, repeats, target_ms))
+    return _apart(call, repeats, target_ms, sparing) if do is None else do(lambda: _apart(call, repeats, target_ms, False))
 
 
-def _apart(call: Call, repeats: int | None, target_ms: float) -> float:
+def _apart(call: Call, repeats: int | None, target_ms: float, sparing: bool) -> float:
     """Measure on a stream of its own."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        us = _graph_time_us(call, stream, repeats, target_ms)
+    try:
+        with torch.cuda.stream(stream):
+            us = _graph_time_us(call, stream, repeats, target_ms, sparing)
+    finally:
+        if sparing:
+            let_go()
     torch.cuda.current_stream().wait_stream(stream)
     return us
 
 
-def _graph_time_us(call: Call, stream: torch.cuda.Stream, repeats: int | None, target_ms: float) -> float:
+def let_go() -> None:
+    """Give the driver what the current device's allocator keeps for nobody, where that is more than `SPARE`."""
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE:
+        torch.cuda.empty_cache()
+
+
+def _graph_time_us(call: Call, stream: torch.cuda.Stream, repeats: int | None, target_ms: float, sparing: bool) -> float:
     call()  # compiles, loads, creates handles
     launched = _between(call, stream)
+    if sparing:
+        let_go()
     if repeats is None and launched >= LONG_US:
         us = median(_replays(_record(call, 1), stream, LONG_REPLAYS))
         if us >= LONG_US / 2:  # else it was the CPU that took so long

@@ -75,7 +75,7 @@ def timer(device: torch.device) -> Timer | None:
 
     def time(call: Callable[[], object]) -> float:
         try:
-            return graph_time_us(call)
+            return graph_time_us(call, sparing=True)
         except NotCapturable:
             return event_time_us(call, target_ms=20.0)
 

@@ -92,7 +92,7 @@ def test_a_long_call_is_replayed_but_a_few_times(us: float, launches: int, repla
     monkeypatch.setattr(timing, "_record", record)
     monkeypatch.setattr(timing, "_replays", several)
     monkeypatch.setattr(timing, "_between", between)
-    found = timing._graph_time_us(lambda: called.append("called"), cast(Any, stream), None, 4.0)
+    found = timing._graph_time_us(lambda: called.append("called"), cast(Any, stream), None, 4.0, False)
     assert found == replays * us / launches
     assert called.count("called") == 2
     assert called.count("replayed") == (2 * launches if launches > 1 else 0)
@@ -111,5 +111,36 @@ def test_a_short_call_for_which_the_cpu_took_long_is_launched_often(monkeypatch:
     monkeypatch.setattr(timing, "_record", record)
     monkeypatch.setattr(timing, "_replays", lambda graph, stream, count: [20.0 * counts[-1]] * count)
     monkeypatch.setattr(timing, "_between", lambda call, stream: next(between))
-    assert timing._graph_time_us(lambda: None, cast(Any, None), None, 4.0) == 20.0
+    assert timing._graph_time_us(lambda: None, cast(Any, None), None, 4.0, False) == 20.0
     assert counts == [1, 2, 15]
+
+
+@pytest.mark.parametrize(
+    ("reserved", "sparing", "emptied"), [(timing.SPARE, True, 0), (timing.SPARE + 3, True, 2), (timing.SPARE + 3, False, 0)]
+)
+def test_what_a_measurement_leaves_goes_back_where_it_is_much(
+    reserved: int, sparing: bool, emptied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did = list[str]()
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None: ...
+
+    class Graph:
+        def replay(self) -> None: ...
+
+    def record(call: Any, count: int) -> Any:
+        did.append("captured")
+        return Graph()
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: did.append("emptied"))
+    monkeypatch.setattr(timing, "_record", record)
+    monkeypatch.setattr(timing, "_replays", lambda graph, stream, count: [9_000.0])
+    monkeypatch.setattr(timing, "_between", lambda call, stream: 9_000.0)
+    assert timing.graph_time_us(lambda: did.append("called"), sparing=sparing) == 9_000.0
+    assert did == (["called", "emptied", "captured", "emptied"] if emptied else ["called", "captured"])
