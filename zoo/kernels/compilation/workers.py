@@ -84,13 +84,13 @@ class Compilers:
             if len(missing) >= self._worth:
                 self._processes(len(missing))
 
-    def begin(self, tasks: Sequence[Work]) -> None:
-        """Compile tasks while the caller does something else; `compile` waits for that, and `close` ends it."""
+    def begin(self, tasks: Sequence[Work], seconds: float | None = None) -> None:
+        """Compile tasks while the caller does something else, as many as the time allows; `compile` waits for that, and `close` ends it."""
         assert self._begun is None
 
         def quietly() -> None:
             try:
-                self._compiled(tasks, None, None)
+                self._compiled(tasks, seconds, None)
             except Exception as error:  # closed meanwhile, say; what is not compiled then is compiled when it is asked for
                 _log.debug("not compiled beside: %s: %s", type(error).__name__, error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -89,14 +89,31 @@ def _tensor(blank: Blank) -> Tensor:
     return kernels.stand_in(shape, dtype).detach().requires_grad_(learns)
 
 
-def compile_chains(recordings: Sequence[Recording]) -> None:
-    """Compile the kernels of all chains of some recordings on one GPU, as many beside each other as there are cores."""
-    device = recordings[0].device
-    if not kernels.on_kernels(device):
+@contextmanager
+def compiled_chains(*recordings: Recording) -> Iterator[Callable[[], None]]:
+    """Compile the kernels of all chains of recordings on one GPU, as many beside each other as there are cores.
+
+    Those of the first recording are there when the block begins. The others are compiled beside it, and what it is given waits for them.
+    """
+    if not recordings or not kernels.on_kernels(recordings[0].device):
+        yield lambda: None
         return
-    with closing(Compilers(torch.cuda.get_device_capability(device))) as compilers:
-        works = [work for recording in recordings for work in _works(recording)]
-        compilers.compile(sorted(works, key=lambda work: "depthwise" not in work.name), LONGEST_S)  # what takes longest begins first
+    with closing(Compilers(torch.cuda.get_device_capability(recordings[0].device))) as compilers:
+        compilers.compile(_longest_first(recordings[:1]), LONGEST_S)
+        others = _longest_first(recordings[1:])
+        if others:
+            compilers.begin(others, LONGEST_S)
+
+        def wait() -> None:
+            if others:
+                compilers.compile(others, LONGEST_S)
+
+        yield wait
+
+
+def _longest_first(recordings: Sequence[Recording]) -> list[ChainWork]:
+    """Return what there is to compile, depthwise convolutions first, which take longest."""
+    return sorted((work for recording in recordings for work in _works(recording)), key=lambda work: "depthwise" not in work.name)
 
 
 def _works(recording: Recording) -> Iterator[ChainWork]:

@@ -17,7 +17,7 @@ from zoo.kernels.reports.report import Row
 from zoo.kernels.training import choosing, kernels, shared
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.checking import Check, Verdict, replay_of
-from zoo.kernels.training.compiling import compile_chains
+from zoo.kernels.training.compiling import compiled_chains
 from zoo.kernels.training.contest import WAYS, Contest, served, stretches_of
 from zoo.kernels.training.record import Recording, record
 from zoo.kernels.training.replay import Chain, Replay, Without
@@ -84,10 +84,13 @@ def checked(
     shapes = (key, *(recording.values[number].shape for _, number in recording.inputs))
     try:
         check = None if key in known.verdicts else _check(network, recording, args, kwargs, device, known.recompute)
-        if check is not None or (own and clock is not None and shapes not in known.slow):
-            compile_chains([recording] if check is None else [check.recording, recording])
-        with phase("checking"):
-            verdict = known.verdicts[key] if check is None else check.verdict()
+        wanted = [] if check is None else [check.recording]
+        if recording not in wanted and (check is not None or (own and clock is not None and shapes not in known.slow)):
+            wanted.append(recording)
+        with compiled_chains(*wanted) as wait:
+            with phase("checking"):
+                verdict = known.verdicts[key] if check is None else check.verdict()
+            wait()
         slow: Without = {}
         if own and clock is not None:
             with casts_of(device), shared.alone(), phase("timing"):
