@@ -11,6 +11,9 @@ replay        the calls again, chains in the place of theirs, under autograd, wi
 recompute     which maps a step makes again on the way back; `rounding` casts weights for autocast, many at once
 checking      each chain, then the whole network, against float32 before anything is handed over
 choosing      which chains are faster than what they stand for; `compiling` has their kernels ready before
+contest       chains alone, with PyTorch's compiler between them, or the compiler alone; `segments` are what it is given
+windows       what kernels go back through inside of a segment: attention in windows; sums, layer norms and activations, which
+              `residual_streams` finds, and `response_norms`
 shared        BatchNorms over several processes, which have to decide alike
 step          a whole step of training as one CUDA graph: `optimizing` prepares the optimiser, `exchanging` does DDP's work
 """
