@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,12 +52,19 @@ def compacted(network: nn.Module) -> nn.Module:
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
             weights: Any = module._flat_weights
-            if all(weight.is_cuda and weight.dtype == torch.bfloat16 for weight in weights) and cudnn.enabled:  # which that leaves out
+            if all(isinstance(w, Tensor) and w.is_cuda and w.dtype == torch.bfloat16 for w in weights) and fits(
+                weights
+            ):  # which it left out
                 how = rnn.get_cudnn_mode(module.mode), module.hidden_size, module.proj_size, module.num_layers, module.batch_first
                 count = (4 if module.bias else 2) + (module.proj_size > 0)
                 with torch.no_grad():
                     torch.ops.aten._cudnn_rnn_flatten_weight(weights, count, module.input_size, *how, bool(module.bidirectional))
     return network
+
+
+def fits(weights: Sequence[Tensor]) -> bool:
+    """Tell whether cuDNN is there to take a layer's weights on a GPU in one piece: none of them is tied to another."""
+    return cudnn.enabled and cudnn.is_available() and len({w.data_ptr() for w in weights}) == len(weights)
 
 
 def on_device(network: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> nn.Module:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from zoo.kernels.comparing.copies import compacted, groups
-from zoo.kernels.comparing.parity import ALLOWED, APART, FLOAT32_FLOOR, Parity
+from zoo.kernels.comparing.parity import ALLOWED, FLOAT32_FLOOR, Parity
 from zoo.kernels.comparing.precision import casts_of, products
 from zoo.kernels.comparing.sample_images import natural_images
 from zoo.kernels.errors import Untraceable, first_line
@@ -28,9 +28,6 @@ DRAWS = 4
 """Sets of images that are tried before a network's rounding is believed to be worse: one set's errors scatter by more than a tenth."""
 SCATTER = 2.0
 """Standard errors of the mean over these sets by which a ratio may be too high: deep networks of fresh weights amplify any rounding."""
-
-PART = 16
-"""Images at a time of which the exact gradients are computed, in float32: maps take twice the memory there."""
 
 OUTLIER = 4.0
 """How many times worse than PyTorch's a single tensor's error may be; what is wrong is worse by orders."""
@@ -129,56 +126,18 @@ class Check:
         """Run a step with a fixed gradient of the outputs, which no loss rounds; return what it makes, in the order of `KINDS`."""
         every = [out for out in pytree.tree_leaves(call(leaves)) if isinstance(out, Tensor) and out.is_floating_point()]
         outputs = [out for out in every if out.requires_grad]
-        gradients = _made_up(outputs, seed)
+        generator = torch.Generator().manual_seed(100 + seed)
+        gradients = [torch.randn(out.shape, generator=generator).to(out.device, out.dtype) for out in outputs]
         learnt = [parameter for parameter in twin.parameters() if parameter.requires_grad]
         asked = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         found = torch.autograd.grad(outputs, [*asked, *learnt], gradients, allow_unused=True) if outputs else ()
-        of_inputs, of_parameters = found[: len(asked)], found[len(asked) :]
+        wanted = [*asked, *learnt]
+        found = [
+            torch.zeros_like(of) if gradient is None else gradient
+            for gradient, of in zip(found or [None] * len(wanted), wanted, strict=True)
+        ]
         statistics = [buffer for buffer in twin.buffers() if buffer.is_floating_point()]
-        groups = [[out.detach() for out in every], list(of_inputs), list(of_parameters), statistics]
-        return [[t if t is not None else torch.zeros(()) for t in group] for group in groups]
-
-    def _in_parts(self, twin: nn.Module, call: Callable[[list[Any]], Any], leaves: list[Any], seed: int) -> list[list[Tensor]] | None:
-        """Return what `_results` does, some images at a time, which takes less memory; None of few, or of a network that mixes images.
-
-        It mixes none if its outputs are the same for some of them alone, and nothing that it keeps is written.
-        """
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        count = len(tensors[0]) if tensors and tensors[0].dim() else 0
-        kept = {value.memory for value in self.recording.values if value.place is not None}
-        if count <= PART or any(not t.dim() or len(t) != count for t in tensors) or any(c.writes & kept for c in self.recording.calls):
-            return None
-
-        def floats(outputs: Any) -> list[Tensor]:
-            return [out for out in pytree.tree_leaves(outputs) if isinstance(out, Tensor) and out.is_floating_point()]
-
-        with torch.no_grad():
-            whole = floats(call(leaves))
-        if any(not out.dim() or len(out) != count for out in whole):
-            return None
-        gradients: list[Tensor] | None = None
-        learnt = [parameter for parameter in twin.parameters() if parameter.requires_grad]
-        asked = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        of_inputs: list[list[Tensor]] = [[] for _ in asked]
-        of_parameters: list[Tensor | None] = [None] * len(learnt)
-        for first in range(0, count, PART):
-            images = slice(first, first + PART)
-            part = [leaf.detach()[images].requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            every = floats(call(part))
-            if any(_distance(alone.detach(), beside[images]) > APART for alone, beside in zip(every, whole, strict=True)):
-                return None
-            learns = [index for index, out in enumerate(every) if out.requires_grad]
-            gradients = _made_up([whole[index] for index in learns], seed) if gradients is None else gradients
-            outputs, of_outputs = [every[index] for index in learns], [gradient[images] for gradient in gradients]
-            wanted = [*(part[index] for index in asked), *learnt]
-            found = torch.autograd.grad(outputs, wanted, of_outputs, allow_unused=True) if outputs else [None] * len(wanted)
-            for several, gradient in zip(of_inputs, found, strict=False):
-                several += [] if gradient is None else [gradient]
-            added = zip(of_parameters, found[len(asked) :], strict=True)
-            of_parameters = [before if now is None else now if before is None else before + now for before, now in added]
-        statistics = [buffer for buffer in twin.buffers() if buffer.is_floating_point()]
-        groups = [whole, [torch.cat(several) if several else None for several in of_inputs], of_parameters, statistics]
-        return [[t if t is not None else torch.zeros(()) for t in group] for group in groups]
+        return [[out.detach() for out in every], found[: len(asked)], found[len(asked) :], statistics]
 
     def _whole(self, without: Without, beside: bool = True) -> tuple[dict[str, Parity], str]:
         """Return the errors of the replay and of the plain network by kind, over more and more sets of images until they pass.
@@ -212,9 +171,8 @@ class Check:
         for draw in range(DRAWS):
             exact, eager, fast = self.twin(self.exact), self.twin(), self.twin()
             with torch.autocast(self.device.type, enabled=False):
-                leaves = self.leaves(self.exact, draw)
-                right = self._in_parts(exact, plainly(exact), leaves, draw) or self._results(exact, plainly(exact), leaves, draw)
-                del exact, leaves
+                right = self._results(exact, plainly(exact), self.leaves(self.exact, draw), draw)
+            del exact
             usual = self._results(eager, plainly(eager), self.leaves(None, draw), draw)
             places = replay.at(fast)
             try:
@@ -410,18 +368,6 @@ def _surely_worse(logs: list[tuple[list[float], list[float]]]) -> bool:
         return True
     deviation = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / (len(ratios) - 1))
     return mean - SCATTER * deviation / math.sqrt(len(ratios)) > math.log(ALLOWED)
-
-
-def _made_up(outputs: list[Tensor], seed: int) -> list[Tensor]:
-    """Return gradients of outputs, the same for the same shapes and seed."""
-    generator = torch.Generator().manual_seed(100 + seed)
-    return [torch.randn(out.shape, generator=generator).to(out.device, out.dtype) for out in outputs]
-
-
-def _distance(got: Tensor, right: Tensor) -> float:
-    """Return how far a tensor is from another one, by the other's size."""
-    off, size = (float(torch.linalg.vector_norm(t, dtype=torch.float64)) for t in (got - right, right))
-    return off / max(size, 1e-30)
 
 
 def _logs(got: list[Tensor], right: list[Tensor], least: float = 0.0) -> list[float]:

@@ -20,7 +20,7 @@ from zoo.kernels.training.record import Recording
 from zoo.kernels.training.replay import Chain
 
 SHARES = 3
-"""Processes that compile one chain's launches: there, and back to the map and to the weights."""
+"""Processes that compile one chain's launches, every third each."""
 
 LONGEST_S = 300.0
 """Seconds after which what is not compiled is left to its first call: a compiler may hang."""
@@ -93,7 +93,8 @@ def _tensor(blank: Blank) -> Tensor:
 def compiled_chains(*recordings: Recording) -> Iterator[Callable[[], None]]:
     """Compile the kernels of all chains of recordings on one GPU, as many beside each other as there are cores.
 
-    Those of the first recording are there when the block begins. The others are compiled beside it, and what it is given waits for them.
+    Those of the first recording are there when the block begins. The others are compiled beside it, and the function that it gets waits for
+    them.
     """
     if not recordings or not kernels.on_kernels(recordings[0].device):
         yield lambda: None
@@ -106,7 +107,7 @@ def compiled_chains(*recordings: Recording) -> Iterator[Callable[[], None]]:
 
         def wait() -> None:
             if others:
-                compilers.compile(others, LONGEST_S)
+                compilers.compile(())  # which joins what was begun
 
         yield wait
 

@@ -175,10 +175,14 @@ def yielding(recording: Recording, steps: Sequence[Step]) -> Without:
     def moves(step: Step | None) -> bool:
         return isinstance(step, Call) and step.name in _VIEWS and bool(step.reads)
 
-    def computes(step: Step | None) -> bool:
-        if not isinstance(step, Call) or step.name in _VIEWS | _LIBRARIES:
-            return False
-        return _compilable(recording, step, {recording.values[number].memory for number in step.makes})
+    def computes(step: Step | None, own: set[int]) -> bool:
+        return isinstance(step, Call) and step.name not in _VIEWS | _LIBRARIES and _compilable(recording, step, own)
+
+    def made_by_calls(step: Step | None) -> set[int]:
+        """Return the memories that a call writes to, if a call made what was there before."""
+        found = step.writes if isinstance(step, Call) else frozenset[int]()
+        others = {recording.values[n].memory for n in (step.reads if step is not None else ()) if not isinstance(makers.get(n), Call)}
+        return {*found} - others
 
     def before(number: int) -> Step | None:
         while moves(step := makers.get(number)):
@@ -197,7 +201,12 @@ def yielding(recording: Recording, steps: Sequence[Step]) -> Without:
         return found
 
     chains = [step for step in steps if isinstance(step, Chain) and step.yields]
-    return {chain.key: TAKEN for chain in chains if computes(before(chain.reads[0])) or any(map(computes, behind(chain.makes)))}
+    yields: Without = {}
+    for chain in chains:
+        maker, own = before(chain.reads[0]), {recording.values[chain.makes].memory}
+        if computes(maker, made_by_calls(maker)) or any(computes(reader, own) for reader in behind(chain.makes)):
+            yields[chain.key] = TAKEN
+    return yields
 
 
 TAKEN = "PyTorch's compiler takes it with what is around it"

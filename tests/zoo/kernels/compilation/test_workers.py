@@ -382,3 +382,12 @@ def test_where_no_process_can_compile_the_caller_does(monkeypatch: pytest.Monkey
     tasks = tasks_of(zoo.SqueezeNet1_1, 64)
     with closing(Compilers((9, 0))) as compilers:
         assert compilers.compile(tasks) == set(range(len(tasks)))
+
+
+def test_what_is_begun_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[Any]()
+    monkeypatch.setattr(Compilers, "_compiled", lambda self, *given: told.append(given) or set())
+    with closing(Compilers((9, 0))) as compilers:
+        compilers.begin(["work"], 7.0)  # pyright: ignore[reportArgumentType]
+        compilers.compile(())
+    assert told == [(["work"], 7.0, None), ((), None, None)]

@@ -144,3 +144,17 @@ def test_what_a_measurement_leaves_goes_back_where_it_is_much(
     monkeypatch.setattr(timing, "_between", lambda call, stream: 9_000.0)
     assert timing.graph_time_us(lambda: did.append("called"), sparing=sparing) == 9_000.0
     assert did == (["called", "emptied", "captured", "emptied"] if emptied else ["called", "captured"])
+
+
+def test_memory_stays_where_others_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[bool]()
+
+    def apart(call: Any, repeats: Any, target_ms: float, sparing: bool) -> float:
+        told.append(sparing)
+        return 1.0
+
+    monkeypatch.setattr(timing, "_apart", apart)
+    with timing.measured_by(lambda call: call()):
+        assert timing.graph_time_us(lambda: None, sparing=True) == 1.0
+    timing.graph_time_us(lambda: None, sparing=True)
+    assert told == [False, True]

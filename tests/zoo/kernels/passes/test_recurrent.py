@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from zoo import fast, why
+from zoo.kernels.comparing.copies import compacted, fits
 from zoo.kernels.passes.recurrent import recurrent
 from zoo.kernels.passes.trace import trace
+from zoo.kernels.training.record import record
 
 KINDS: list[tuple[type[nn.RNNBase], dict[str, Any]]] = [
     (nn.RNN, {"nonlinearity": "relu", "bias": False}),
@@ -71,3 +74,20 @@ def test_on_a_gpu_the_weights_lie_in_one_piece(kind: type[nn.RNNBase], options: 
     with torch.no_grad():
         near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 2e-2}
         torch.testing.assert_close(quick(x.cuda()).cpu().float(), network(x), **near)
+
+
+def test_weights_in_one_piece_are_those_of_nobody_else() -> None:
+    weights = [torch.zeros(3), torch.zeros(3)]
+    assert fits(weights) == torch.backends.cudnn.is_available()
+    assert not fits([weights[0], weights[0]])
+    layer = nn.GRU(3, 4)
+    assert compacted(layer) is layer
+
+
+def test_a_warning_of_pytorch_about_tensors_without_data_is_not_shown() -> None:
+    class Warning(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            warnings.warn("Accessing the data pointer of FakeTensor is deprecated and will error in PyTorch 2.5", UserWarning, stacklevel=2)
+            return x.tanh()
+
+    assert [call.name for call in record(Warning(), (torch.zeros(2),), {}, torch.device("cpu")).calls] == ["tanh"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
+from zoo.kernels.measuring import timing
 from zoo.kernels.training import choosing
 from zoo.kernels.training.chains import steps_of
 from zoo.kernels.training.record import record
@@ -88,3 +89,17 @@ def test_the_chains_of_a_network_are_of_few_kinds() -> None:
     recording = record(zoo.ResNet50().train(), (torch.randn(1, 3, 64, 64),), {}, CPU)
     chains = steps_of(recording, {})[1]
     assert (len(chains), len({choosing._key(recording, chain) for chain in chains})) == (54, 21)
+
+
+def test_chains_are_timed_sparingly(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[bool]()
+
+    def time(call: Any, sparing: bool = False) -> float:
+        told.append(sparing)
+        return 1.0
+
+    monkeypatch.setattr(timing, "graph_time_us", time)
+    clock = choosing.timer(torch.device("cuda"))
+    assert clock is not None
+    assert clock(lambda: None) == 1.0
+    assert told == [True]

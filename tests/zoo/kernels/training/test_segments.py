@@ -435,3 +435,43 @@ def test_on_a_gpu_a_transformer_s_step_is_captured_with_what_the_compiler_made(t
         plain.append(float(loss.detach()))
     assert losses[-1] < losses[0]
     assert abs(losses[-1] - plain[-1]) < 0.2 * abs(plain[0] - plain[-1]) + 0.05  # stochastic depth draws otherwise in either
+
+
+class Cut(nn.Module):
+    """Two branches, one of which is looked at and learns nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 4, 4), nn.BatchNorm2d(8)
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.stem(x)).flatten(2).transpose(1, 2)
+        return torch.tanh(self.left(y)) + torch.sigmoid(self.right(y)).detach()
+
+
+def test_a_gradient_of_nothing_is_zeros_in_every_way() -> None:
+    def full(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
+        """Give every tensor a gradient, as a compiled stretch does."""
+        return lambda *tensors: [out + 0 * sum(t.sum() for t in tensors) for out in graph.forward(*tensors)]
+
+    torch.manual_seed(0)
+    found = won(Cut().train(), torch.randn(4, 3, 16, 16), [100.0, 110.0, 80.0, 90.0], full)
+    assert found.way == "islands"
+
+
+def test_what_has_another_shape_is_wrong(tokens: tuple[nn.Module, Tensor]) -> None:
+    def longer(graph: fx.GraphModule, given: list[Any]) -> Callable[..., Any]:
+        return lambda *tensors: [out[None] for out in graph.forward(*tensors)]
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = tokens[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.body(x)) * 2
+
+    found = won(Last().train(), tokens[1], [100.0, 110.0, 80.0, 70.0], longer)
+    assert found.way == "chains"
+    assert any("outputs: relative error inf" in note for note in found.notes), found.notes

@@ -194,13 +194,28 @@ class Scaled(nn.Module):
             y = (y * self.scale).permute(0, 2, 3, 1).permute(0, 3, 1, 2)
         if kind == "a product":
             y = self.conv(y)
+        if kind == "a chain's map in place":
+            y.tanh_()
+        if kind == "a call's map in place":
+            y = self.conv(y)
+            y.tanh_()
         y = x + y * torch.empty((len(x), 1, 1, 1), dtype=y.dtype, device=y.device).bernoulli_(0.5).div_(0.5)
         if kind == "a layer norm":
             return self.behind(y.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        if kind == "in place behind":
+            y.tanh_()
+        if kind == "like it":
+            return self.conv(y) + x.flatten().view_as(y).tanh()
+        if kind == "views":
+            return y.flatten(2).transpose(1, 2).tanh()
         return self.conv(y)
 
 
-@pytest.mark.parametrize(("kind", "yields"), [("", False), ("a product", False), ("a layer scale", True), ("a layer norm", True)])
+@pytest.mark.parametrize(
+    ("kind", "yields"),
+    [("", False), ("a product", False), ("a layer scale", True), ("a layer norm", True), ("a chain's map in place", False),
+     ("a call's map in place", True), ("in place behind", True), ("like it", False), ("views", True)],
+)  # fmt: skip
 def test_a_sum_yields_to_the_compiler_where_that_runs_what_is_around_it(kind: str, yields: bool, found: None) -> None:
     torch.manual_seed(0)
     recording = record(Scaled(kind).train(), (images(),), {}, torch.device("cpu"))
