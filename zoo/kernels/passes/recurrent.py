@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.backends import cudnn
 from torch.backends.cudnn import rnn
-
-from zoo.kernels.comparing.copies import fits
 
 _OF = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}
 
@@ -50,8 +49,8 @@ def _in_one_piece(
     kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], biased: bool, layers: int, both_ways: bool, images_first: bool
 ) -> list[Tensor]:
     """Return the weights in one piece of memory, as cuDNN wants them: it copies them itself otherwise, in every call, and warns of it."""
-    apart = len({w.untyped_storage().data_ptr() for w in weights}) > 1
-    if not apart or not fits(weights) or any(w.dtype != x.dtype or w.dtype not in CUDNN_TYPES for w in weights):
+    apart = len({w.untyped_storage().data_ptr() for w in weights}) == len(weights)
+    if not (apart and cudnn.enabled and cudnn.is_available()) or any(w.dtype != x.dtype or w.dtype not in CUDNN_TYPES for w in weights):
         return weights
     aliases = [weight.data for weight in weights]  # which are given other memory; the weights themselves stay where they are
     mode, hidden = rnn.get_cudnn_mode(kind.upper()), states[0].shape[-1]
