@@ -321,7 +321,7 @@ def test_on_a_cpu_static_changes_nothing() -> None:
 def measured_to_its_end(make: Any) -> None:
     """Have a plan made, and measure what its thread waits for, without a GPU."""
     background = Background(make, CPU)
-    with patch.object(timing, "_apart", lambda call, repeats, target_ms: call()):
+    with patch.object(timing, "_apart", lambda call, *_: call()):
         background.ask("a", (1,), {}, "a")
         while background.made("a") is None:
             measure()
@@ -411,7 +411,7 @@ def test_an_interrupted_measurement_is_made_by_the_next_call() -> None:
         return lambda: None
 
     background = Background(make, CPU)
-    with patch.object(timing, "_apart", lambda call, repeats, target_ms: call()):
+    with patch.object(timing, "_apart", lambda call, *_: call()):
         background.ask("a", (1,), {}, "a")
         with pytest.raises(KeyboardInterrupt):
             measure_until_stopped()
@@ -451,7 +451,7 @@ def test_a_thread_that_waits_to_make_a_plan_measures_for_the_one_that_makes_one(
         return lambda: None
 
     background = Background(make, CPU)
-    with patch.object(timing, "_apart", lambda call, repeats, target_ms: call()):
+    with patch.object(timing, "_apart", lambda call, *_: call()):
         background.ask("a", (1,), {}, "a")
         assert taken.wait(60)
         with build._alone():
