@@ -62,7 +62,8 @@ def test_the_batch_is_compiled_beside_the_check(images: int, expected: list[str]
 
 
 def works_of(images: int) -> list[compiling.ChainWork]:
-    network = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8, bias=False)).train()
+    layers = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8, bias=False), nn.BatchNorm2d(8)
+    network = nn.Sequential(*layers).train()
     return compiling._longest_first([record(network, (torch.randn(images, 3, 8, 8),), {}, torch.device("cpu"))])
 
 
