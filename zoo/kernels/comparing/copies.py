@@ -52,9 +52,8 @@ def compacted(network: nn.Module) -> nn.Module:
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
             weights: Any = module._flat_weights
-            if all(isinstance(w, Tensor) and w.is_cuda and w.dtype == torch.bfloat16 for w in weights) and fits(
-                weights
-            ):  # which it left out
+            left_out = all(isinstance(w, Tensor) and w.is_cuda and w.dtype == torch.bfloat16 for w in weights)
+            if left_out and fits(weights):
                 how = rnn.get_cudnn_mode(module.mode), module.hidden_size, module.proj_size, module.num_layers, module.batch_first
                 count = (4 if module.bias else 2) + (module.proj_size > 0)
                 with torch.no_grad():

@@ -70,7 +70,7 @@ class OnePass:
     def _compared(self, loss: Callable[[Any, Any], Tensor], logits: Tensor, target: Tensor, smoothing: float) -> bool | None:
         """Tell whether loss and gradient are PyTorch's; None where PyTorch has none, or they are no numbers, which says nothing.
 
-        An error of the kernel is said once. PyTorch computes the loss then.
+        Where the kernel fails a warning says so, the first time, and PyTorch computes the loss.
         """
         found: list[list[Tensor]] = []
         target = target.clone()  # where a graph's own will lie: at an even address
